@@ -1,0 +1,3 @@
+"""Dynamic speculative decoding for SGLang."""
+
+__version__ = "0.1.0"

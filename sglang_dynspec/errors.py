@@ -1,0 +1,27 @@
+"""What can go wrong, as exceptions that are also the builtin a caller may already catch."""
+
+from __future__ import annotations
+
+
+class DynspecError(Exception):
+    """Base class of every error that sglang_dynspec raises on purpose."""
+
+
+class PolicyError(DynspecError, ValueError):
+    """A policy that cannot be built: an unknown name, a bad parameter, a class that cannot travel."""
+
+
+class ConfigError(DynspecError, ValueError):
+    """A setting that cannot be used: a bad value, an unreadable or malformed file."""
+
+
+class UnsupportedError(DynspecError, RuntimeError):
+    """This SGLang, or these server arguments, cannot run with dynspec."""
+
+
+class ContractError(UnsupportedError):
+    """SGLang does not look as the contract table says it does."""
+
+
+class InstallError(DynspecError, RuntimeError):
+    """Dynspec supports this server, but could not be put in force in this process."""

@@ -1,0 +1,120 @@
+"""The policy interface: what a policy sees, what it answers, and what it hears back.
+
+Nothing in this package imports torch or SGLang: a policy is plain Python that can be written and
+tested without either.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from sglang_dynspec.policy.combine import Smaller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchView:
+    """What a policy may look at before a decode step.
+
+    Every field is known without waiting for the device. Under the overlap scheduler the lengths
+    are those of the last processed result, one step old.
+    """
+
+    batch_size: int
+    """Requests in the decode batch (>= 1)."""
+    ladder: tuple[int, ...]
+    """Draft steps that can be run, ascending; the first is 0 (plain decode), the last the server's
+    ``--speculative-num-steps``."""
+    context_tokens: int = 0
+    """Prompt and output tokens of the whole batch, as committed so far."""
+    waiting: int = 0
+    """Requests in the waiting queue."""
+    kv_usage: float = 0.0
+    """Share of the KV pool in use, 0 to 1."""
+    last_num_steps: int = 0
+    """Draft steps of the previous decode step."""
+    step: int = 0
+    """Number of this decode step since the server started, from 0."""
+
+    @property
+    def max_steps(self) -> int:
+        """The most draft steps that can be run."""
+        return self.ladder[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutcome:
+    """What a decode step brought. Arrives one or two steps late under the overlap scheduler."""
+
+    step: int
+    """The ``BatchView.step`` of the decision that led to it."""
+    num_steps: int
+    """Draft steps that were run; 0 is a plain decode."""
+    batch_size: int
+    """Requests in the step."""
+    accept_lens: tuple[int, ...]
+    """Tokens that each request gained, bonus token included (each >= 1)."""
+    seconds: float | None = None
+    """Time since the previous decode step began, or None where that is not a step's time: after a
+    prefill, an idle gap, or a pause."""
+
+    @property
+    def accept_length(self) -> float:
+        """Mean tokens a request gained, bonus token included; 1.0 for an empty step."""
+        return sum(self.accept_lens) / len(self.accept_lens) if self.accept_lens else 1.0
+
+    @property
+    def accept_rate(self) -> float | None:
+        """Accepted draft tokens / draft tokens, 0 to 1, or None after a plain step."""
+        drafts = self.num_steps * len(self.accept_lens)
+        return (sum(self.accept_lens) - len(self.accept_lens)) / drafts if drafts else None
+
+
+class Policy(ABC):
+    """Decides before every decode step how many draft steps to run.
+
+    A subclass implements :meth:`decide`, and :meth:`observe` if it learns. It is made once in
+    every scheduler process and called from its loop only, so it needs no locks; what it does
+    counts in the time of a step. An exception, or an answer that is no number of steps, puts the
+    server on SGLang's own speculation for good, with an error in the log.
+
+    Arguments of the constructor must be numbers, strings, booleans, None, lists, tuples or dicts
+    of these, or other policies: the policy reaches the scheduler processes as text.
+    """
+
+    deterministic: ClassVar[bool] = True
+    """Whether equal views and outcomes give equal answers on every rank. Set to False in a policy
+    that reads clocks or random numbers: then one rank decides for all."""
+
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Policy:
+        # Remembered to write the policy as text for the spawned scheduler (policy/text.py).
+        self = super().__new__(cls)
+        self._arguments = (args, kwargs)
+        return self
+
+    @abstractmethod
+    def decide(self, batch: BatchView) -> int:
+        """Return the draft steps wanted, 0 to ``batch.max_steps``.
+
+        The largest value of ``batch.ladder`` that is not above the answer is run.
+        """
+
+    def observe(self, outcome: StepOutcome) -> None:  # noqa: B027 - optional on purpose
+        """Hear what an earlier step brought."""
+
+    def __and__(self, other: Policy) -> Smaller:
+        """``a & b`` asks both and takes the smaller answer."""
+        from sglang_dynspec.policy.combine import Smaller
+
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return Smaller(self, other)
+
+    def __repr__(self) -> str:
+        args, kwargs = self._arguments
+        shown = [repr(a) for a in args] + [f"{k}={v!r}" for k, v in kwargs.items()]
+        return f"{type(self).__name__}({', '.join(shown)})"
