@@ -6,11 +6,17 @@ tested without either.
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
+
+from sglang_dynspec.errors import PolicyError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from sglang_dynspec.policy.combine import Smaller
 
 
@@ -42,6 +48,24 @@ class BatchView:
     def max_steps(self) -> int:
         """The most draft steps that can be run."""
         return self.ladder[-1]
+
+    def on_ladder(self, answer: object) -> int:
+        """Return the largest value of the ladder that is not above a policy's answer.
+
+        Raises:
+            PolicyError: ``answer`` is no whole number >= 0.
+        """
+        # bool is an int to Python, but `return batch_size < 32` is a mistake, not one draft step.
+        try:
+            steps = -1 if isinstance(answer, bool) else operator.index(answer)  # type: ignore[arg-type]
+        except TypeError:
+            steps = -1
+        if steps < 0:
+            raise PolicyError(
+                f"decide() answered {answer!r}; it must return a whole number of draft steps, "
+                f"0 to batch.max_steps (here {self.max_steps})"
+            )
+        return self.ladder[bisect_right(self.ladder, steps) - 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,17 +108,25 @@ class Policy(ABC):
     of these, or other policies: the policy reaches the scheduler processes as text.
     """
 
-    deterministic: ClassVar[bool] = True
-    """Whether equal views and outcomes give equal answers on every rank. Set to False in a policy
-    that reads clocks or random numbers: then one rank decides for all."""
+    deterministic: bool = True
+    """Whether equal views and outcomes give equal answers on every rank. Set to False, on the class
+    or on an instance, in a policy that reads clocks, random numbers or ``StepOutcome.seconds``:
+    then one rank decides for all. A combination is deterministic if all its parts are, so ask the
+    instance."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Policy:
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Remembered to write the policy as text for the spawned scheduler (policy/text.py).
         self = super().__new__(cls)
-        self._arguments = (args, kwargs)
+        # Past a __setattr__ of the subclass: it may be a frozen dataclass.
+        object.__setattr__(self, "_arguments", (args, kwargs))
         return self
+
+    def __init__(self) -> None:
+        # object.__init__ takes any arguments once __new__ is overridden; a policy without
+        # parameters must refuse them.
+        super().__init__()
 
     @abstractmethod
     def decide(self, batch: BatchView) -> int:

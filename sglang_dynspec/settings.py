@@ -1,0 +1,271 @@
+"""Arguments, environment and file: one validated Settings.
+
+What is given as an argument comes first, then ``SGLANG_DYNSPEC_*`` variables, then the file, then
+the defaults. Every value is checked, also one that another overrides.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from sglang_dynspec.errors import ConfigError, PolicyError
+from sglang_dynspec.policy.text import check_policy_text, parse_policy, policy_text
+
+if TYPE_CHECKING:
+    from sglang_dynspec.policy.base import Policy
+
+DraftState = Literal["warm", "skip"]
+
+PREFIX = "SGLANG_DYNSPEC_"
+CONFIG_VARIABLE = "SGLANG_DYNSPEC_CONFIG"
+STRICT_VARIABLE = "SGLANG_DYNSPEC_STRICT"
+
+_VARIABLES = {
+    "policy": "SGLANG_DYNSPEC_POLICY",
+    "draft_state": "SGLANG_DYNSPEC_DRAFT_STATE",
+    "strict": STRICT_VARIABLE,
+}
+_KNOWN_VARIABLES = (*_VARIABLES.values(), CONFIG_VARIABLE, "SGLANG_DYNSPEC_CPU_ENGINE")
+
+_DRAFT_STATES = ("warm", "skip")
+
+# As SGLang reads its own boolean variables.
+_TRUE = ("true", "1", "yes", "y")
+_FALSE = ("false", "0", "no", "n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What dynspec is to do. Checked when made; the policy's text is brought to canonical form.
+
+    Raises:
+        PolicyError: ``policy`` cannot be read.
+        ConfigError: another value is not one of those accepted.
+    """
+
+    policy: str | None = None
+    """The policy as text, as :func:`sglang_dynspec.policy.parse_policy` reads it, or None: dynspec
+    is not to be in force."""
+    draft_state: DraftState = "warm"
+    """``"warm"`` keeps the draft's KV current during plain steps, ``"skip"`` does not."""
+    strict: bool = False
+    """Whether a reason not to be in force stops the server."""
+
+    def __post_init__(self) -> None:
+        for key, value in _checked(self._as_dict(), _ARGUMENT).items():
+            object.__setattr__(self, key, value)
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
+        """Return the settings of the environment and of the file that it names.
+
+        Args:
+            environ: variables; ``os.environ`` by default. An empty one counts as not set.
+
+        Raises:
+            ConfigError: as :meth:`resolve`.
+        """
+        return cls.resolve(environ=environ)
+
+    @classmethod
+    def resolve(
+        cls,
+        *,
+        policy: Policy | str | None = None,
+        draft_state: str | None = None,
+        strict: bool | None = None,
+        config: str | os.PathLike[str] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ) -> Settings:
+        """Return the settings of arguments, environment and file.
+
+        Args:
+            policy: a policy or its text; None stands for not given, here and below.
+            draft_state: ``"warm"`` or ``"skip"``.
+            strict: stop the server instead of running without dynspec.
+            config: a TOML file with the keys ``policy``, ``draft_state`` and ``strict``; instead of
+                the one named by ``SGLANG_DYNSPEC_CONFIG``.
+            environ: variables; ``os.environ`` by default. An empty one counts as not set.
+
+        Raises:
+            PolicyError: the argument ``policy`` cannot be read, or cannot reach a spawned process.
+            ConfigError: any other value, variable or file cannot be used.
+        """
+        environ = os.environ if environ is None else environ
+        given = {"policy": policy, "draft_state": draft_state, "strict": strict}
+        path = config if config is not None else environ.get(CONFIG_VARIABLE, "").strip() or None
+        from_file = {} if path is None else _read_file(os.fspath(path))
+        from_arguments = _checked({k: v for k, v in given.items() if v is not None}, _ARGUMENT)
+        return cls(**{**from_file, **_read_environment(environ), **from_arguments})
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the variables that give spawned processes these settings.
+
+        All of them, so that nothing that stood there before shows through; an empty value means
+        not set. The file is not read again.
+        """
+        return {
+            _VARIABLES["policy"]: self.policy or "",
+            _VARIABLES["draft_state"]: self.draft_state,
+            STRICT_VARIABLE: "1" if self.strict else "0",
+            CONFIG_VARIABLE: "",
+        }
+
+    def build_policy(self) -> Policy:
+        """Make the policy, importing what its text names.
+
+        Raises:
+            PolicyError: it cannot be made in this process.
+            ConfigError: there is no policy in these settings.
+        """
+        if self.policy is None:
+            raise ConfigError(
+                f"no policy is set; pass one, or set {_VARIABLES['policy']}, for example to "
+                "batch_size(off_at=32)"
+            )
+        return parse_policy(self.policy)
+
+    def _as_dict(self) -> dict[str, Any]:
+        return {"policy": self.policy, "draft_state": self.draft_state, "strict": self.strict}
+
+
+def strict_from_environment(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether the environment asks to stop the server when dynspec cannot be in force.
+
+    For when the settings as a whole are what is wrong: never raises. A value that is no boolean
+    counts as true, because whoever set it wanted something.
+    """
+    environ = os.environ if environ is None else environ
+    return environ.get(STRICT_VARIABLE, "").strip().lower() not in ("", *_FALSE)
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return a warning for each ``SGLANG_DYNSPEC_*`` variable that means nothing to dynspec."""
+    environ = os.environ if environ is None else environ
+    return [
+        f"{name} is no variable of sglang_dynspec{_suggestion(name, _KNOWN_VARIABLES)}; known are "
+        f"{', '.join(_KNOWN_VARIABLES)}"
+        for name in sorted(environ)
+        if name.startswith(PREFIX) and name not in _KNOWN_VARIABLES
+    ]
+
+
+# --- values -----------------------------------------------------------------------------------
+
+_ARGUMENT = ""
+"""Origin of values given as arguments; other origins are named in errors."""
+
+
+def _checked(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    """Return the values with the policy in canonical form.
+
+    Args:
+        values: some of the fields of Settings.
+        origin: where they come from: a file's path, or nothing for arguments.
+    """
+    checks = {"policy": _policy, "draft_state": _draft_state, "strict": _strict}
+    return {key: checks[key](value, f"{origin}{key}") for key, value in values.items()}
+
+
+def _policy(value: Any, where: str) -> str | None:
+    if value is None:
+        return None
+    try:
+        return check_policy_text(value) if isinstance(value, str) else policy_text(value)
+    except PolicyError as error:
+        if where == "policy":
+            raise
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _draft_state(value: Any, where: str) -> DraftState:
+    if value not in _DRAFT_STATES:
+        hint = _suggestion(str(value), _DRAFT_STATES)
+        raise ConfigError(
+            f"{where} is {value!r}{hint}; write 'warm' (keep the draft's KV current during plain "
+            "steps) or 'skip'"
+        )
+    return cast(DraftState, value)
+
+
+def _strict(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{where} is {value!r}, no boolean; write true or false")
+    return value
+
+
+# --- environment and file ---------------------------------------------------------------------
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, variable in _VARIABLES.items():
+        text = environ.get(variable, "").strip()
+        if not text:
+            continue
+        if key == "policy":
+            values[key] = _policy(text, variable)
+        elif key == "draft_state":
+            values[key] = _draft_state(text.lower(), variable)
+        else:
+            values[key] = _boolean(text, variable)
+    return values
+
+
+def _boolean(text: str, variable: str) -> bool:
+    if text.lower() in _TRUE:
+        return True
+    if text.lower() in _FALSE:
+        return False
+    raise ConfigError(
+        f"{variable} is {text!r}, no boolean; write one of {', '.join(_TRUE)} for on or "
+        f"{', '.join(_FALSE)} for off"
+    )
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    values = _load_toml(path)
+    for key in values:
+        if key not in _VARIABLES:
+            raise ConfigError(
+                f"{path}: unknown key {key!r}{_suggestion(key, _VARIABLES)}; known are "
+                f"{', '.join(_VARIABLES)}, all at the top level"
+            )
+    if not isinstance(values.get("policy", ""), str):
+        raise ConfigError(
+            f"{path}: policy is {values['policy']!r}; write it as a string, for example "
+            'policy = "batch_size(off_at=32)"'
+        )
+    return _checked(values, f"{path}: ")
+
+
+def _load_toml(path: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(
+            f"cannot read the settings file {path!r}: {reason}; correct the path given by config= "
+            f"or {CONFIG_VARIABLE}"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f'{path} is not valid TOML: {error}; a line looks like policy = "batch_size(off_at=32)"'
+        ) from error
+
+
+def _suggestion(name: str, known: Any) -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, list(known), n=1)
+    return f": did you mean {close[0]!r}?" if close else ""
