@@ -1,0 +1,77 @@
+"""Interpreter start: the way into processes that nobody wrote a launch script for.
+
+Run by ``sglang_dynspec.pth`` (or ``.start``, from Python 3.15) in site-packages, or by
+``bootstrap/sitecustomize.py``. It uses the standard library only, does nothing unless the
+environment asks for it, and even then only waits for the import of SGLang: most Python processes
+that inherit the environment never import it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+# Read here by name, because importing settings.py costs every process some milliseconds.
+POLICY_VARIABLES = ("SGLANG_DYNSPEC_POLICY", "SGLANG_DYNSPEC_CONFIG")
+STRICT_VARIABLE = "SGLANG_DYNSPEC_STRICT"
+CPU_ENGINE_VARIABLE = "SGLANG_DYNSPEC_CPU_ENGINE"
+
+
+def run() -> None:
+    """Wait for SGLang, if the environment names a policy. Safe to call twice: a ``.pth`` line can
+    run twice in one start of a virtual environment."""
+    if os.environ.get(CPU_ENGINE_VARIABLE) == "1":
+        from sglang_dynspec.testing import cpu_engine
+
+        cpu_engine.install()
+    if any(os.environ.get(name) for name in POLICY_VARIABLES):
+        _wait_for_sglang()
+
+
+def plugin() -> None:
+    """Entry point of the group ``sglang.srt.plugins`` (SGLang 0.5.11 and later)."""
+    if any(os.environ.get(name) for name in POLICY_VARIABLES):
+        _arm("plugin entry point")
+
+
+def _wait_for_sglang() -> None:
+    if "sglang" in sys.modules:
+        _arm("interpreter start")
+    elif not any(isinstance(finder, _BeforeSglang) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _BeforeSglang())
+
+
+def _arm(route: str) -> None:
+    with guarded(f"activation by {route}"):
+        from sglang_dynspec import activation
+
+        activation.arm_from_environment(route)
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Keep a failure of ours out of somebody else's import, and say so; under strict, let it
+    through."""
+    try:
+        yield
+    except Exception:
+        if os.environ.get(STRICT_VARIABLE, "").lower() in ("true", "1", "yes", "y"):
+            raise
+        logging.getLogger("sglang_dynspec").exception(
+            "sglang_dynspec is NOT in force: %s failed. SGLang runs as it does without it.", what
+        )
+
+
+class _BeforeSglang:
+    """Finds no module; hears of the first import of SGLang and leaves."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name == "sglang":
+            sys.meta_path.remove(self)
+            _arm("interpreter start")
+        return None

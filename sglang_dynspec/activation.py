@@ -1,0 +1,199 @@
+"""activate(), deactivate(), status(): the one funnel of all routes.
+
+Three routes lead here: a launch script that calls :func:`activate`, the interpreter start with
+``SGLANG_DYNSPEC_*`` in the environment, and SGLang's plugin entry point. Whichever comes first in
+a process wins, and the others find it done.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import sys
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import wrapt
+
+from sglang_dynspec._autoload import guarded
+from sglang_dynspec.errors import ConfigError, InstallError
+from sglang_dynspec.policy import Policy
+from sglang_dynspec.settings import Settings
+
+SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+_BOOTSTRAP = str(Path(__file__).parent / "bootstrap")
+
+
+@dataclass
+class _Active:
+    """What this process was activated with."""
+
+    route: str
+    settings: Settings | None
+    """None: taken from the environment when a Scheduler is built."""
+    environment_before: dict[str, str | None] = field(default_factory=dict)
+    """Variables that activate() wrote, as they were."""
+
+
+_lock = threading.RLock()
+_active: _Active | None = None
+_hooked = False
+
+
+def activate(
+    policy: Policy | str | None = None,
+    *,
+    draft_state: str | None = None,
+    strict: bool | None = None,
+    config: str | os.PathLike[str] | None = None,
+) -> None:
+    """Let a policy decide the draft steps of every server that is started from this process.
+
+    Call it in a launch script before ``sglang.Engine(...)`` or ``launch_server(...)``. What is left
+    out comes from the environment, then from the file, then from the defaults. The settings are
+    written to ``os.environ``, where the spawned scheduler processes find them.
+
+    Args:
+        policy: a policy or its text form, for example ``"batch_size(off_at=32, on_at=24)"``.
+        draft_state: ``"warm"`` (default) keeps the draft's KV current during plain steps,
+            ``"skip"`` does not.
+        strict: stop the server where dynspec cannot be in force, instead of running without it.
+        config: a TOML file with the same names.
+
+    Raises:
+        PolicyError: the policy cannot be built, or cannot reach a spawned process.
+        ConfigError: a setting is wrong, no policy is named at all, or this process is already
+            active with other settings.
+        InstallError: processes spawned from this one would not start dynspec.
+    """
+    settings = Settings.resolve(
+        policy=policy, draft_state=draft_state, strict=strict, config=config
+    )
+    if settings.policy is None:
+        raise ConfigError(
+            "no policy is named; pass activate(policy=...), for example "
+            'activate(policy="batch_size(off_at=32, on_at=24)"), or set SGLANG_DYNSPEC_POLICY'
+        )
+    global _active
+    with _lock:
+        if _active is not None and _active.settings is not None:
+            if _active.settings == settings:
+                return
+            raise ConfigError(
+                f"sglang_dynspec is already active in this process with {_active.settings}; "
+                f"call deactivate() before activating {settings}"
+            )
+        variables = settings.to_environment() | _variables_for_children()
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        _active = _Active("activate()", settings, before)
+        _arm()
+
+
+def arm_from_environment(route: str) -> None:
+    """Be active with the settings of the environment, unless something came first.
+
+    The settings are read and checked when a Scheduler is built: at interpreter start the launch
+    script, which may hold the policy's class, has not run yet, and the log is not set up.
+    """
+    global _active
+    with _lock:
+        if _active is None:
+            _active = _Active(route, None)
+            _arm()
+
+
+def deactivate() -> None:
+    """Leave SGLang to itself again, in this process and in those spawned from it later.
+
+    In a scheduler process the next step is SGLang's own. Wrappers stay where they are and pass
+    everything through, because others may have wrapped them since.
+    """
+    global _active
+    with _lock:
+        if _active is None:
+            return
+        for name, value in _active.environment_before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        _active = None
+        if _hooked:
+            from sglang_dynspec.engine import install
+
+            install.disarm()
+
+
+def status() -> dict[str, Any]:
+    """What is in force in this process, JSON-native.
+
+    ``state`` is ``inactive``, ``armed`` (waiting for a Scheduler; in a launching process it stays
+    so, as the schedulers run in processes of their own), ``in_force``, ``static`` (after a
+    failure), or ``refused`` with a ``reason``. A server shows its scheduler's status in
+    ``/server_info`` under ``internal_states[].dynspec``.
+    """
+    from sglang_dynspec import __version__
+
+    with _lock:
+        if _active is None:
+            return {"state": "inactive", "version": __version__}
+        about: dict[str, Any] = {"version": __version__, "route": _active.route}
+        if SCHEDULER_MODULE in sys.modules and _hooked:
+            from sglang_dynspec.engine import install
+
+            return {**install.status(), **about}
+        return {"state": "armed", **about}
+
+
+def _arm() -> None:
+    """Hook SGLang's scheduler module, now or when it is imported."""
+    global _hooked
+    if not _hooked:
+        _hooked = True
+        wrapt.register_post_import_hook(_on_scheduler_import, SCHEDULER_MODULE)
+    elif SCHEDULER_MODULE in sys.modules:
+        _on_scheduler_import(None)
+
+
+def _on_scheduler_import(_module: Any) -> None:
+    if _active is None:
+        return
+    with guarded("hooking SGLang's scheduler"):
+        from sglang_dynspec.engine import install
+
+        install.arm(_settings)
+        install.hook_scheduler()
+
+
+def _settings() -> Settings:
+    settings = _active.settings if _active is not None else None
+    return settings if settings is not None else Settings.resolve()
+
+
+def _variables_for_children() -> dict[str, str]:
+    """What spawned processes need in their environment to start dynspec by themselves.
+
+    They start it through ``sglang_dynspec.pth``; where that is not installed, through the
+    bootstrap folder on PYTHONPATH.
+    """
+    if not sys.flags.no_site and _pth_is_installed():
+        return {}
+    if sys.flags.no_site or sys.flags.ignore_environment:
+        raise InstallError(
+            "processes spawned from this one cannot start sglang_dynspec: the interpreter runs "
+            f"with {'-S' if sys.flags.no_site else '-E or -I'}, and sglang_dynspec.pth is not in "
+            "effect. Start Python without that flag, or install sglang-dynspec with pip into the "
+            "environment that runs SGLang"
+        )
+    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    return {"PYTHONPATH": os.pathsep.join([_BOOTSTRAP, *(p for p in paths if p != _BOOTSTRAP)])}
+
+
+def _pth_is_installed() -> bool:
+    folders = [*site.getsitepackages()]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return any((Path(folder) / "sglang_dynspec.pth").is_file() for folder in folders)

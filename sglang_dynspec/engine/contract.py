@@ -1,0 +1,164 @@
+"""Every name of SGLang that dynspec wraps, calls or reads, with the reason.
+
+This is the register to look at when a new SGLang release comes out: what is listed here must be
+there, and nothing else of SGLang is touched. ``probe`` holds the table against the SGLang that is
+installed, before anything is wrapped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Use = Literal["wrap", "call", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """One name of SGLang.
+
+    Attributes:
+        path: ``module:qualified.name``.
+        use: wrapped by us, called by us, or only read.
+        why: what for.
+        parameters: parameters that it must accept, in this order, ``self`` left out.
+        fields: attributes that it must declare (dataclass fields, annotations or class attributes).
+    """
+
+    path: str
+    use: Use
+    why: str
+    parameters: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+
+
+SCHEDULER_INIT = "sglang.srt.managers.scheduler:Scheduler.__init__"
+PREPARE_FOR_DECODE = "sglang.srt.managers.schedule_batch:ScheduleBatch.prepare_for_decode"
+FORWARD = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.forward_batch_generation"
+PROCESS_RESULT = "sglang.srt.managers.scheduler:Scheduler.process_batch_result"
+INTERNAL_STATE = "sglang.srt.managers.scheduler:Scheduler.get_internal_state"
+
+# Names with the same shape on every supported release; a dialect adds those that differ.
+COMMON: tuple[Name, ...] = (
+    Name(SCHEDULER_INIT, "wrap", "the place where arguments, worker and pools are known"),
+    Name(PREPARE_FOR_DECODE, "wrap", "the decision is taken before the decode batch is prepared"),
+    Name(
+        PROCESS_RESULT,
+        "wrap",
+        "accept lengths are on the host here, and go back to the policy",
+        parameters=("batch", "result"),
+    ),
+    Name(
+        INTERNAL_STATE,
+        "wrap",
+        "adds `dynspec` to /server_info",
+        parameters=("recv_req",),
+    ),
+    Name(
+        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
+        "call",
+        "writes the draft's KV of a plain step, draft state `warm`",
+        parameters=("batch", "batch_result"),
+    ),
+    Name(
+        "sglang.srt.managers.utils:GenerationBatchResult",
+        "call",
+        "what the worker returns",
+        fields=("next_token_ids", "logits_output", "accept_lens", "next_draft_input"),
+    ),
+    Name(
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
+        "read",
+        "what plain decode would have to sample with",
+        fields=(
+            "penalizer_orchestrator",
+            "logit_bias",
+            "need_min_p_sampling",
+            "has_custom_logit_processor",
+            "sampling_seed",
+        ),
+    ),
+    Name(
+        "sglang.srt.managers.schedule_batch:ScheduleBatch",
+        "read",
+        "whether this batch can be decoded plainly",
+        fields=(
+            "reqs",
+            "spec_info",
+            "sampling_info",
+            "has_grammar",
+            "return_logprob",
+            "return_hidden_states",
+            "multimodal_inputs",
+        ),
+    ),
+    Name(
+        "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode",
+        "read",
+        "whether the target's hidden states are kept for the draft",
+        fields=("NULL", "FULL"),
+    ),
+    Name(
+        "sglang.srt.speculative.spec_info:SpeculativeAlgorithm",
+        "read",
+        "NONE hides speculation from the target for a plain step",
+        fields=("NONE", "EAGLE", "EAGLE3"),
+    ),
+)
+
+
+def probe(names: Iterable[Name]) -> list[str]:
+    """Hold names against the installed SGLang.
+
+    Returns:
+        A sentence for each mismatch; empty when all is as the table says.
+    """
+    return [problem for name in names for problem in _problems(name)]
+
+
+def resolve(path: str) -> Any:
+    """The object behind ``module:qualified.name``.
+
+    Raises:
+        ImportError: the module cannot be imported.
+        AttributeError: the module has no such name.
+    """
+    module, _, qualname = path.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _problems(name: Name) -> list[str]:
+    try:
+        found = resolve(name.path)
+    except (ImportError, AttributeError) as error:
+        return [f"{name.path} is not there ({error})"]
+    return _parameter_problems(name, found) + _field_problems(name, found)
+
+
+def _parameter_problems(name: Name, found: Any) -> list[str]:
+    if not name.parameters:
+        return []
+    has = [p for p in inspect.signature(found).parameters if p != "self"]
+    if tuple(has[: len(name.parameters)]) == name.parameters:
+        return []
+    return [f"{name.path} takes ({', '.join(has)}), expected ({', '.join(name.parameters)}, ...)"]
+
+
+def _field_problems(name: Name, found: Any) -> list[str]:
+    if not name.fields:
+        return []
+    declared: set[str] = set()
+    if dataclasses.is_dataclass(found):
+        declared.update(f.name for f in dataclasses.fields(found))
+    for cls in found.__mro__:
+        declared.update(inspect.get_annotations(cls))
+        declared.update(vars(cls))
+    missing = [f for f in name.fields if f not in declared]
+    return [f"{name.path} has no {', '.join(missing)}"] if missing else []

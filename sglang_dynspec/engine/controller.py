@@ -1,0 +1,203 @@
+"""From a view of the batch to a number of draft steps, and from its outcome back to the policy.
+
+No SGLang name stands here: what the engine layer learns from a release arrives as a
+:class:`~sglang_dynspec.policy.base.BatchView`, so that the fail-safe can be tested by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
+
+logger = logging.getLogger("sglang_dynspec")
+
+STATIC = "static"
+"""Pass-through reason of every step after the fail-safe, or after `Controller.release`."""
+
+
+@dataclass(slots=True)
+class Decision:
+    """What one decode step is to run. Travels with the batch to the worker, and with the result
+    back to the result processor."""
+
+    step: int
+    """Number of the decode step, from 0."""
+    num_steps: int
+    """Draft steps to run, a value of the ladder."""
+    started: float
+    """When the step was prepared, in seconds of the controller's clock."""
+    seconds: float | None = None
+    """Time until the next decode step was prepared, if that followed at once."""
+
+
+@dataclass(slots=True)
+class ModeCount:
+    """Totals of the steps run with one num_steps."""
+
+    steps: int = 0
+    requests: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class Counts:
+    """What has been run since the server started."""
+
+    by_num_steps: dict[int, ModeCount] = field(default_factory=dict)
+    switches: int = 0
+    passthrough: Counter[str] = field(default_factory=Counter)
+
+
+class Controller:
+    """Asks the policy, keeps to the ladder, and stands in for the policy once it has failed.
+
+    Args:
+        policy: decides; replaced by SGLang's own behaviour for good when it raises or answers
+            something that is no number of steps.
+        ladder: draft steps that can be run, ascending; the first is 0, the last the server's
+            ``--speculative-num-steps``.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        ladder: Sequence[int],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.policy = policy
+        self.ladder = tuple(ladder)
+        self.failure: str | None = None
+        self.counts = Counts()
+        self.last_num_steps = self.ladder[-1]
+        self.last_batch_size = 0
+        self._clock = clock
+        self._step = 0
+        self._released = False
+        self._previous: Decision | None = None
+
+    @property
+    def static(self) -> bool:
+        """Whether SGLang decides: after a failure, or when released."""
+        return self.failure is not None or self._released
+
+    @property
+    def next_step(self) -> int:
+        """Number that the next decision will have."""
+        return self._step
+
+    def use(self, policy: Policy) -> None:
+        """Put another policy in charge, from the next step on. Does not undo a failure."""
+        self.policy = policy
+
+    def release(self) -> None:
+        """Leave every later step to SGLang."""
+        self._released = True
+
+    def decide(self, view: BatchView, blocked: str | None = None) -> Decision:
+        """Decide one decode step.
+
+        Args:
+            view: the batch about to run.
+            blocked: why this batch cannot be decoded plainly, or None. Then a wish for a plain
+                step becomes SGLang's own step, counted under that reason.
+        """
+        now = self._clock()
+        if self._previous is not None:
+            self._previous.seconds = now - self._previous.started
+        num_steps = self._ask(view, blocked)
+        decision = Decision(step=self._step, num_steps=num_steps, started=now)
+        self._step += 1
+        self._previous = decision
+        self.last_batch_size = view.batch_size
+        if num_steps != self.last_num_steps:
+            self.counts.switches += 1
+            self.last_num_steps = num_steps
+        return decision
+
+    def interrupt(self, reason: str) -> None:
+        """Note a batch that is none of ours (prefill, idle): the time to the next decode step is
+        not a step's time."""
+        self.counts.passthrough[reason] += 1
+        self._previous = None
+
+    def finished(self, decision: Decision, accept_lens: Sequence[int]) -> None:
+        """Give the outcome of a step to the policy.
+
+        Args:
+            decision: the one that led to the step.
+            accept_lens: tokens that each request gained, bonus token included.
+        """
+        count = self.counts.by_num_steps.setdefault(decision.num_steps, ModeCount())
+        count.steps += 1
+        count.requests += len(accept_lens)
+        count.tokens += sum(accept_lens)
+        if self.static:
+            return
+        seconds = decision.seconds
+        if seconds is None and decision is self._previous:
+            # Not overlapped: the step has just ended, and the next is not prepared yet.
+            seconds = self._clock() - decision.started
+        outcome = StepOutcome(
+            step=decision.step,
+            num_steps=decision.num_steps,
+            batch_size=len(accept_lens),
+            accept_lens=tuple(accept_lens),
+            seconds=seconds,
+        )
+        try:
+            self.policy.observe(outcome)
+        except Exception as error:
+            self.fail(f"policy {self.policy!r} raised in observe()", error)
+
+    def fail(self, what: str, error: BaseException) -> None:
+        """Fall back to SGLang's own behaviour for good, and say so once."""
+        if self.failure is not None:
+            return
+        self.failure = f"{what}: {type(error).__name__}: {error}"
+        logger.error(
+            "sglang_dynspec: %s. Falling back to static speculation (%d draft steps) until the "
+            "server is restarted; requests are not affected.",
+            self.failure,
+            self.ladder[-1],
+            exc_info=error,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Counts and modes with JSON-native keys and values."""
+        return {
+            "policy": repr(self.policy),
+            "ladder": list(self.ladder),
+            "num_steps": self.last_num_steps,
+            "batch_size": self.last_batch_size,
+            "steps": self._step,
+            "switches": self.counts.switches,
+            "by_num_steps": {
+                str(n): {"steps": c.steps, "requests": c.requests, "tokens": c.tokens}
+                for n, c in sorted(self.counts.by_num_steps.items())
+            },
+            "passthrough": dict(self.counts.passthrough),
+            "error": self.failure,
+        }
+
+    def _ask(self, view: BatchView, blocked: str | None) -> int:
+        most = self.ladder[-1]
+        if self.static:
+            self.counts.passthrough[STATIC] += 1
+            return most
+        try:
+            num_steps = view.on_ladder(self.policy.decide(view))
+        except Exception as error:
+            self.fail(f"policy {self.policy!r} failed in decide()", error)
+            self.counts.passthrough[STATIC] += 1
+            return most
+        if num_steps == most or blocked is None:
+            return num_steps
+        self.counts.passthrough[blocked] += 1
+        return most

@@ -1,0 +1,121 @@
+"""What the engine layer asks of a release; the answers that are the same on all of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+
+from sglang_dynspec.engine.contract import Name
+
+
+class Dialect(ABC):
+    """The differences between releases of SGLang, one subclass for each family.
+
+    Shapes: bs is the number of requests in the decode batch, width the padded row width of a
+    speculative result (``--speculative-num-draft-tokens``).
+    """
+
+    family: ClassVar[str]
+    """Releases in words, for messages."""
+    contract: ClassVar[tuple[Name, ...]]
+    """What this family has beyond ``contract.COMMON``."""
+    graph_runner: ClassVar[str]
+    """Attribute of the target's model runner that holds its decode graphs."""
+
+    def is_decode(self, batch: Any) -> bool:
+        """Whether the worker's batch is a decode batch with draft state, and nothing else."""
+        return bool(
+            batch.forward_mode.is_decode()
+            and not batch.is_extend_in_batch
+            and batch.spec_info is not None
+            and batch.spec_info.is_draft_input()
+        )
+
+    def blocked(self, batch: Any) -> str | None:
+        """Why plain decode cannot run this ScheduleBatch, as a word to count under, or None.
+
+        Plain decode samples with the target's ordinary sampler. Where SGLang's verification of
+        this release treats a request differently from it, or where nothing has been tested, the
+        batch goes to SGLang.
+        """
+        sampling = batch.sampling_info
+        if batch.has_grammar:
+            return "grammar"
+        if batch.return_logprob:
+            return "logprobs"
+        if batch.return_hidden_states:
+            return "hidden_states"
+        if sampling.penalizer_orchestrator.is_required:
+            return "penalties"
+        if sampling.logit_bias is not None:
+            return "logit_bias"
+        if sampling.need_min_p_sampling:
+            return "min_p"
+        if sampling.has_custom_logit_processor:
+            return "custom_logit_processor"
+        if sampling.sampling_seed is not None:
+            return "sampling_seed"
+        if batch.multimodal_inputs is not None and any(
+            item is not None for item in batch.multimodal_inputs
+        ):
+            return "multimodal"
+        return None
+
+    @abstractmethod
+    def context_tokens(self, batch: Any) -> int:
+        """Committed tokens of a ScheduleBatch, from host state alone."""
+
+    @abstractmethod
+    def pending_tokens(self, draft_input: Any) -> torch.Tensor:
+        """Sampled tokens whose KV the target has not written yet. Shape (bs,), integer."""
+
+    @abstractmethod
+    def forward_target(self, worker: Any, batch: Any, *, keep_hidden: bool) -> Any:
+        """Run the target's forward and sampler on a batch that looks like a plain decode.
+
+        Returns:
+            SGLang's GenerationBatchResult, ``next_token_ids`` of shape (bs,).
+        """
+
+    @abstractmethod
+    def set_result(
+        self,
+        result: Any,
+        *,
+        tokens: torch.Tensor,
+        width: int,
+        new_seq_lens: torch.Tensor,
+    ) -> None:
+        """Make of a plain result one that a spec-v2 scheduler accepts.
+
+        Args:
+            result: from ``forward_target``; gets ``next_token_ids`` (bs * width, int32) with the
+                token of request i at ``i * width``, ``accept_lens`` (bs, int32) of ones, and
+                ``next_draft_input``.
+            tokens: sampled tokens, shape (bs,).
+            width: row width that the result processor will assume.
+            new_seq_lens: committed lengths after the step, shape (bs,), int64.
+        """
+
+    @abstractmethod
+    def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
+        """The contexts in which SGLang runs its draft model."""
+
+    def result_width(self, worker: Any) -> int:
+        """Row width of a flattened result. The result processor of 0.5.9 reads it from the draft
+        worker, later ones from the result."""
+        return int(worker.draft_worker.speculative_num_draft_tokens)
+
+
+def pad_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Put row i at ``i * width`` among zeros: (bs, ...) -> (bs * width, ...)."""
+    padded = rows.new_zeros((rows.shape[0], width, *rows.shape[1:]))
+    padded[:, 0] = rows
+    return padded.flatten(0, 1)
+
+
+OnPublish = Callable[[torch.Tensor], None]

@@ -1,0 +1,95 @@
+"""SGLang 0.5.9: the worker gets a ModelWorkerBatch made for it, and may change it freely."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+from sglang_dynspec.engine.contract import FORWARD, Name
+from sglang_dynspec.engine.dialect.base import Dialect, pad_rows
+from sglang_dynspec.engine.temporarily import temporarily
+
+
+class ModelWorkerBatchDialect(Dialect):
+    """0.5.9."""
+
+    family = "0.5.9"
+    graph_runner = "graph_runner"
+    contract = (
+        Name(FORWARD, "wrap", "routed by the decision", parameters=("model_worker_batch",)),
+        Name(
+            "sglang.srt.managers.schedule_batch:ModelWorkerBatch",
+            "read",
+            "the decode batch at the worker's door",
+            fields=(
+                "forward_mode",
+                "input_ids",
+                "req_pool_indices",
+                "seq_lens",
+                "seq_lens_cpu",
+                "seq_lens_sum",
+                "out_cache_loc",
+                "spec_info",
+                "spec_algorithm",
+                "capture_hidden_mode",
+            ),
+        ),
+        Name(
+            "sglang.srt.speculative.eagle_info:EagleDraftInput",
+            "call",
+            "the draft state of the next step",
+            fields=("topk_p", "topk_index", "hidden_states", "verified_id", "new_seq_lens"),
+        ),
+        Name(
+            "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+            "call",
+            "the plain decode itself",
+            parameters=("model_worker_batch",),
+        ),
+    )
+
+    def context_tokens(self, batch: Any) -> int:
+        return sum([req.kv_committed_len for req in batch.reqs])
+
+    def pending_tokens(self, draft_input: Any) -> torch.Tensor:
+        return draft_input.verified_id
+
+    def forward_target(self, worker: Any, batch: Any, *, keep_hidden: bool) -> Any:
+        mode = CaptureHiddenMode.FULL if keep_hidden else CaptureHiddenMode.NULL
+        # The lengths were made on the scheduler's stream; see EAGLEWorkerV2.verify.
+        batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
+        with temporarily(batch, capture_hidden_mode=mode):
+            return worker.target_worker.forward_batch_generation(batch)
+
+    def set_result(
+        self,
+        result: Any,
+        *,
+        tokens: torch.Tensor,
+        width: int,
+        new_seq_lens: torch.Tensor,
+    ) -> None:
+        # ScheduleBatch.maybe_wait_verify_done waits for this before it reads the lengths.
+        done = torch.get_device_module(tokens.device).Event()
+        done.record()
+        ids = tokens.to(torch.int32)
+        result.next_token_ids = pad_rows(ids, width)
+        result.accept_lens = torch.ones_like(ids)
+        result.next_draft_input = EagleDraftInput(
+            verified_id=ids, new_seq_lens=new_seq_lens, verify_done=done
+        )
+
+    def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
+        stack = ExitStack()
+        stack.enter_context(draft_worker.draft_tp_context(draft_worker.draft_runner.tp_group))
+        stack.enter_context(speculative_moe_backend_context())
+        stack.enter_context(speculative_moe_a2a_backend_context())
+        return stack

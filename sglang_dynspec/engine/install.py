@@ -1,0 +1,266 @@
+"""Putting dynspec in force in a scheduler process: probe the contract, then wrap all or nothing.
+
+SGLang's module is only hooked at its import; everything else waits until a Scheduler is built.
+Then the release, the contract and the settings are checked and the wrappers are set, before the
+Scheduler stores bound methods in its dispatcher; the server's arguments are checked once it stands.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import wrapt
+
+from sglang_dynspec.engine import contract
+from sglang_dynspec.engine.dialect import installed_release, select
+from sglang_dynspec.errors import ContractError, DynspecError, UnsupportedError
+
+if TYPE_CHECKING:
+    from sglang_dynspec.settings import Settings
+
+logger = logging.getLogger("sglang_dynspec")
+
+SettingsSource = Callable[[], "Settings"]
+
+
+@dataclass
+class _State:
+    """One per process."""
+
+    settings_source: SettingsSource | None = None
+    scheduler_hooked: bool = False
+    wrapped: bool = False
+    dialect: Any = None
+    runtime: Any = None
+    refusal: str | None = None
+
+
+_state = _State()
+
+
+def arm(settings_source: SettingsSource) -> None:
+    """Be in force in every Scheduler that is built in this process from now on.
+
+    Args:
+        settings_source: called when a Scheduler is built; may raise DynspecError.
+    """
+    _state.settings_source = settings_source
+    _state.refusal = None
+
+
+def disarm() -> None:
+    """Leave every wrapper to SGLang's own behaviour, at once."""
+    _state.settings_source = None
+    if _state.runtime is not None:
+        _state.runtime.controller.release()
+        _state.runtime = None
+
+
+def hook_scheduler(_module: Any = None) -> None:
+    """Wrap the Scheduler's constructor, where all else is decided, and its state, where the outcome
+    shows whatever it is; called after SGLang's scheduler module has been imported."""
+    if _state.scheduler_hooked:
+        return
+    _wrap(contract.SCHEDULER_INIT, _scheduler_init, enabled=_armed)
+    _wrap(contract.INTERNAL_STATE, _internal_state, enabled=_armed)
+    _state.scheduler_hooked = True
+
+
+def status() -> dict[str, Any]:
+    """What is in force in this process. JSON-native."""
+    runtime = _state.runtime
+    if runtime is None:
+        if _state.refusal is not None:
+            return {"state": "refused", "reason": _state.refusal}
+        return {"state": "armed" if _armed() else "inactive"}
+    return {
+        "state": "static" if runtime.controller.static else "in_force",
+        "draft_state": runtime.draft_state,
+        **runtime.controller.as_dict(),
+    }
+
+
+def runtime() -> Any:
+    """The Runtime in force in this process, or None."""
+    return _state.runtime
+
+
+def _armed() -> bool:
+    return _state.settings_source is not None
+
+
+def _in_force() -> bool:
+    return _state.runtime is not None
+
+
+def _scheduler_init(
+    wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    _state.runtime = None
+    settings = _attempt(_prepare, strict=None)
+    result = wrapped(*args, **kwargs)
+    if settings is not None:
+        _attempt(lambda: _engage(scheduler, settings), strict=settings.strict)
+    return result
+
+
+def _attempt(action: Callable[[], Any], strict: bool | None) -> Any:
+    """Run a part of the installation; what fails leaves SGLang as it is, unless strict."""
+    try:
+        return action()
+    except Exception as error:
+        expected = isinstance(error, DynspecError)
+        reason = str(error) if expected else f"{type(error).__name__}: {error}"
+        _state.refusal = reason
+        if strict if strict is not None else _strict():
+            raise
+        _say(
+            logging.ERROR,
+            "sglang_dynspec is NOT in force: %s. SGLang runs as it does without it.",
+            reason.rstrip("."),
+            exc_info=None if expected else error,
+        )
+        return None
+
+
+def _strict() -> bool:
+    # The settings themselves may be what is wrong, so the switch is read by itself.
+    from sglang_dynspec.settings import strict_from_environment
+
+    return strict_from_environment()
+
+
+def _prepare() -> Settings:
+    assert _state.settings_source is not None
+    settings = _state.settings_source()
+    release = installed_release()
+    dialect = select(release)
+    problems = contract.probe((*contract.COMMON, *dialect.contract))
+    if problems:
+        raise ContractError(
+            f"SGLang {release} does not look as expected: {'; '.join(problems)}. Use a released "
+            f"SGLang {dialect.family}, or a newer sglang_dynspec"
+        )
+    _state.dialect = dialect
+    _wrap_all()
+    return settings
+
+
+def _engage(scheduler: Any, settings: Settings) -> None:
+    from sglang_dynspec.engine import support
+    from sglang_dynspec.engine.controller import Controller
+    from sglang_dynspec.engine.decode_graph import PlainTarget
+    from sglang_dynspec.engine.runtime import Runtime
+
+    refusal = support.refusal(scheduler)
+    if refusal is not None:
+        raise UnsupportedError(refusal)
+    worker = scheduler.draft_worker
+    policy = settings.build_policy()
+    controller = Controller(policy, ladder=(0, worker.speculative_num_steps))
+    target = PlainTarget(_state.dialect, worker)
+    _state.runtime = Runtime(
+        scheduler, worker, _state.dialect, controller, target, settings.draft_state
+    )
+    _say(
+        logging.INFO,
+        "sglang_dynspec is in force: policy %s, draft steps %s, draft state %s, SGLang %s, "
+        "max_running_requests %s.",
+        settings.policy,
+        "/".join(map(str, controller.ladder)),
+        settings.draft_state,
+        installed_release(),
+        scheduler.max_running_requests,
+    )
+
+
+def _say(level: int, message: str, *args: Any, **kwargs: Any) -> None:
+    # SGLang's dictConfig (SGLANG_LOGGING_CONFIG_PATH) disables loggers that are older than it.
+    logger.disabled = False
+    logger.log(level, message, *args, **kwargs)
+
+
+def _wrap_all() -> None:
+    if _state.wrapped:
+        return
+    originals: list[tuple[Any, str, Any]] = []
+    try:
+        for path, wrapper in _WRAPPERS.items():
+            originals.append(_wrap(path, wrapper, enabled=_in_force))
+    except Exception:
+        for owner, attribute, original in originals:
+            setattr(owner, attribute, original)
+        raise
+    _state.wrapped = True
+
+
+def _wrap(path: str, wrapper: Any, enabled: Callable[[], bool]) -> tuple[Any, str, Any]:
+    # `enabled` instead of unwrapping: once something else has wrapped ours (SGLang's HookRegistry,
+    # for one), ours cannot be taken out again without taking out theirs.
+    owner_path, _, attribute = path.rpartition(".")
+    owner = contract.resolve(owner_path)
+    original = vars(owner)[attribute]
+    setattr(owner, attribute, wrapt.FunctionWrapper(original, wrapper, enabled))
+    return owner, attribute, original
+
+
+def _prepare_for_decode(
+    wrapped: Callable[..., Any], batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from sglang_dynspec.engine import batch_prep
+
+    current = _state.runtime
+    try:
+        batch_prep.decide(current, batch)
+    except Exception as error:
+        current.controller.fail("the decision on a batch failed", error)
+    return wrapped(*args, **kwargs)
+
+
+def _forward(
+    wrapped: Callable[..., Any], worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from sglang_dynspec.engine import worker as routing
+
+    current = _state.runtime
+    if worker is not current.worker:
+        return wrapped(*args, **kwargs)
+    return routing.forward(current, wrapped, args, kwargs)
+
+
+def _process_result(
+    wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from sglang_dynspec.engine import results
+
+    returned = wrapped(*args, **kwargs)
+    current = _state.runtime
+    if current is None or scheduler is not current.scheduler:
+        return returned
+    try:
+        results.observe(current, args[1] if len(args) > 1 else kwargs["result"])
+    except Exception as error:
+        current.controller.fail("reading a result failed", error)
+    return returned
+
+
+def _internal_state(
+    wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    output = wrapped(*args, **kwargs)
+    try:
+        # A copy: 0.5.9 hands out the live dictionary of its server arguments.
+        output.internal_state = {**output.internal_state, "dynspec": status()}
+    except Exception:
+        logger.exception("sglang_dynspec: the status could not be added to /server_info")
+    return output
+
+
+_WRAPPERS: dict[str, Any] = {
+    contract.PREPARE_FOR_DECODE: _prepare_for_decode,
+    contract.FORWARD: _forward,
+    contract.PROCESS_RESULT: _process_result,
+}

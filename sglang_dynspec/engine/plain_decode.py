@@ -1,0 +1,75 @@
+"""One plain decode step of the target, with the result that a spec-v2 scheduler expects.
+
+A decode batch arrives with ``seq_lens`` without the pending token, which is the last one sampled.
+Its KV slot is already in ``req_to_token``, because SGLang reserves those of a whole speculative
+step, so nothing is allocated here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+from sglang_dynspec.engine import draft_state
+from sglang_dynspec.engine.decode_graph import PlainTarget
+from sglang_dynspec.engine.dialect.base import Dialect, OnPublish
+from sglang_dynspec.engine.temporarily import temporarily
+
+
+def run(
+    dialect: Dialect,
+    target: PlainTarget,
+    worker: Any,
+    batch: Any,
+    *,
+    keep_warm: bool,
+    on_publish: OnPublish | None = None,
+) -> Any:
+    """Decode one token for every request of the batch, without drafting.
+
+    Args:
+        worker: the EAGLEWorkerV2.
+        batch: its decode batch (ModelWorkerBatch or ScheduleBatch); changed as SGLang's own
+            worker changes it.
+        keep_warm: write the draft's KV too (``draft_state.extend``).
+        on_publish: from SGLang 0.5.13; to be called with the new lengths once they are known.
+
+    Returns:
+        SGLang's GenerationBatchResult, one token accepted for each request.
+    """
+    draft_input = batch.spec_info
+    seq_lens = batch.seq_lens
+    new_seq_lens = seq_lens + 1
+    with target.active(), _as_plain_decode(dialect, worker, batch, new_seq_lens):
+        result = dialect.forward_target(worker, batch, keep_hidden=keep_warm)
+    if on_publish is not None:
+        on_publish(new_seq_lens)
+    width = dialect.result_width(worker)
+    dialect.set_result(
+        result, tokens=result.next_token_ids, width=width, new_seq_lens=new_seq_lens
+    )
+    if keep_warm:
+        draft_state.extend(dialect, worker, batch, result, width)
+    else:
+        draft_state.skip(result, draft_input)
+    return result
+
+
+def _as_plain_decode(
+    dialect: Dialect, worker: Any, batch: Any, new_seq_lens: torch.Tensor
+) -> Any:
+    values: dict[str, Any] = {
+        "input_ids": dialect.pending_tokens(batch.spec_info).to(torch.int64),
+        "out_cache_loc": draft_state.window_slots(worker, batch, 1),
+        "seq_lens": new_seq_lens,
+        "spec_info": None,
+        "spec_algorithm": SpeculativeAlgorithm.NONE,
+    }
+    # None where the attention backend works without host lengths.
+    if batch.seq_lens_cpu is not None:
+        values["seq_lens_cpu"] = batch.seq_lens_cpu + 1
+    if batch.seq_lens_sum is not None:
+        values["seq_lens_sum"] = batch.seq_lens_sum + len(new_seq_lens)
+    return temporarily(batch, **values)

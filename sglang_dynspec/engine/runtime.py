@@ -1,0 +1,29 @@
+"""What is in force in this process: one scheduler, its worker, and the controller between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_dynspec.engine.controller import Controller
+from sglang_dynspec.engine.decode_graph import PlainTarget
+from sglang_dynspec.engine.dialect.base import Dialect
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Made after SGLang's Scheduler has been built, when dynspec is in force."""
+
+    scheduler: Any
+    worker: Any
+    dialect: Dialect
+    controller: Controller
+    target: PlainTarget
+    draft_state: str
+    """``warm`` or ``skip``."""
+
+
+# The decision travels on SGLang's own objects: from batch preparation to the worker on the draft
+# state (ModelWorkerBatch is made anew in between, and keeps only that), from the worker to the
+# result processor on the result.
+DECISION = "dynspec_decision"

@@ -1,0 +1,83 @@
+"""EAGLEWorkerV2.forward_batch_generation, routed by the decision on the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_dynspec.engine import plain_decode
+from sglang_dynspec.engine.controller import Decision
+from sglang_dynspec.engine.runtime import DECISION, Runtime
+
+
+def forward(
+    runtime: Runtime,
+    wrapped: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run one batch: plainly if that was decided, else through SGLang.
+
+    Args:
+        wrapped: SGLang's bound method.
+        args: its arguments; the first is the batch.
+        kwargs: ``on_publish`` and others, by release.
+    """
+    batch = args[0] if args else next(iter(kwargs.values()))
+    decision = _take_decision(runtime, batch)
+    result = None
+    if decision is not None and decision.num_steps == 0:
+        result = _try_plain(runtime, batch, kwargs.get("on_publish"))
+        if result is None:
+            decision.num_steps = runtime.controller.ladder[-1]
+    if result is None:
+        result = wrapped(*args, **kwargs)
+    if decision is not None:
+        setattr(result, DECISION, decision)
+    return result
+
+
+def _take_decision(runtime: Runtime, batch: Any) -> Decision | None:
+    try:
+        return _decision_on(runtime, batch)
+    except Exception as error:
+        runtime.controller.fail("reading the decision on a batch failed", error)
+        return None
+
+
+def _decision_on(runtime: Runtime, batch: Any) -> Decision | None:
+    if not runtime.dialect.is_decode(batch):
+        runtime.controller.interrupt(_kind(batch))
+        return None
+    decision: Decision | None = vars(batch.spec_info).pop(DECISION, None)
+    if decision is None:
+        runtime.controller.interrupt("undecided")
+    return decision
+
+
+def _kind(batch: Any) -> str:
+    mode = batch.forward_mode
+    if mode.is_idle():
+        return "idle"
+    if mode.is_mixed():
+        return "mixed"
+    return "prefill" if mode.is_extend() else "other"
+
+
+def _try_plain(runtime: Runtime, batch: Any, on_publish: Any) -> Any:
+    before = vars(batch).copy()
+    try:
+        return plain_decode.run(
+            runtime.dialect,
+            runtime.target,
+            runtime.worker,
+            batch,
+            keep_warm=runtime.draft_state == "warm",
+            on_publish=on_publish,
+        )
+    except Exception as error:
+        # Nothing is committed yet: the KV written lies past the committed length, and lengths that
+        # were published are published again. SGLang's own step can take over from the same batch.
+        vars(batch).update(before)
+        runtime.controller.fail("a plain decode step failed", error)
+        return None
