@@ -6,10 +6,10 @@ Importing this module is cheap: what a name needs is loaded when the name is use
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+# Not from typing, whose import would be most of the cost at interpreter start.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from sglang_dynspec.activation import activate, deactivate, status
     from sglang_dynspec.errors import (
@@ -58,7 +58,7 @@ __all__ = [
 _HOMES = {"activate": "activation", "deactivate": "activation", "status": "activation"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     # Lazily, because the interpreter-start route imports this package in every Python process
     # that has a policy set, most of which never import SGLang.
     from importlib import import_module
@@ -66,7 +66,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     home = _HOMES.get(name) or ("errors" if name.endswith("Error") else "policy")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    found: object = getattr(import_module(f"{__name__}.{home}"), name)
+    return found
 
 
 def __dir__() -> list[str]:

@@ -3,22 +3,17 @@
 Run by ``sglang_dynspec.pth`` (or ``.start``, from Python 3.15) in site-packages, or by
 ``bootstrap/sitecustomize.py``. It uses the standard library only, does nothing unless the
 environment asks for it, and even then only waits for the import of SGLang: most Python processes
-that inherit the environment never import it.
+that inherit the environment never import it. Not even ``typing`` is imported here, which would be
+most of the cost.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.machinery import ModuleSpec
-from typing import Any
 
 # Read here by name, because importing settings.py costs every process some milliseconds.
 POLICY_VARIABLES = ("SGLANG_DYNSPEC_POLICY", "SGLANG_DYNSPEC_CONFIG")
-STRICT_VARIABLE = "SGLANG_DYNSPEC_STRICT"
 CPU_ENGINE_VARIABLE = "SGLANG_DYNSPEC_CPU_ENGINE"
 
 
@@ -47,31 +42,18 @@ def _wait_for_sglang() -> None:
 
 
 def _arm(route: str) -> None:
+    from sglang_dynspec._guard import guarded
+
     with guarded(f"activation by {route}"):
         from sglang_dynspec import activation
 
         activation.arm_from_environment(route)
 
 
-@contextmanager
-def guarded(what: str) -> Iterator[None]:
-    """Keep a failure of ours out of somebody else's import, and say so; under strict, let it
-    through."""
-    try:
-        yield
-    except Exception:
-        if os.environ.get(STRICT_VARIABLE, "").lower() in ("true", "1", "yes", "y"):
-            raise
-        logging.getLogger("sglang_dynspec").exception(
-            "sglang_dynspec is NOT in force: %s failed. SGLang runs as it does without it.", what
-        )
-
-
 class _BeforeSglang:
     """Finds no module; hears of the first import of SGLang and leaves."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "sglang":
             sys.meta_path.remove(self)
             _arm("interpreter start")
-        return None

@@ -17,7 +17,7 @@ from typing import Any
 
 import wrapt
 
-from sglang_dynspec._autoload import guarded
+from sglang_dynspec._guard import guarded
 from sglang_dynspec.errors import ConfigError, InstallError
 from sglang_dynspec.policy import Policy
 from sglang_dynspec.settings import Settings

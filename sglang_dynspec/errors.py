@@ -8,7 +8,7 @@ class DynspecError(Exception):
 
 
 class PolicyError(DynspecError, ValueError):
-    """A policy that cannot be built: an unknown name, a bad parameter, a class that cannot travel."""
+    """A policy that cannot be built: unknown name, bad parameter, class out of reach."""
 
 
 class ConfigError(DynspecError, ValueError):

@@ -9,7 +9,7 @@ from sglang_dynspec.policy.base import BatchView
 
 
 def decide(runtime: Runtime, batch: Any) -> None:
-    """Decide the step that this ScheduleBatch is being prepared for, and leave the decision on it."""
+    """Decide the step that a ScheduleBatch is being prepared for; the decision stays on it."""
     if batch.spec_info is None:
         return
     decision = runtime.controller.decide(view(runtime, batch), runtime.dialect.blocked(batch))

@@ -47,9 +47,7 @@ def run(
     if on_publish is not None:
         on_publish(new_seq_lens)
     width = dialect.result_width(worker)
-    dialect.set_result(
-        result, tokens=result.next_token_ids, width=width, new_seq_lens=new_seq_lens
-    )
+    dialect.set_result(result, tokens=result.next_token_ids, width=width, new_seq_lens=new_seq_lens)
     if keep_warm:
         draft_state.extend(dialect, worker, batch, result, width)
     else:
@@ -57,9 +55,7 @@ def run(
     return result
 
 
-def _as_plain_decode(
-    dialect: Dialect, worker: Any, batch: Any, new_seq_lens: torch.Tensor
-) -> Any:
+def _as_plain_decode(dialect: Dialect, worker: Any, batch: Any, new_seq_lens: torch.Tensor) -> Any:
     values: dict[str, Any] = {
         "input_ids": dialect.pending_tokens(batch.spec_info).to(torch.int64),
         "out_cache_loc": draft_state.window_slots(worker, batch, 1),

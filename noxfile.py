@@ -1,0 +1,74 @@
+"""Sessions: ``nox`` runs what CI runs, ``nox -s demo`` the demo."""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.sessions = ["lint", "tests"]
+nox.options.error_on_missing_interpreters = True
+
+RELEASES = ["0.5.9", "0.5.23"]
+# One torch for both: the CPU engine runs each release on it. torchvision must match it exactly.
+TORCH = ["torch==2.14.1", "torchvision==0.29.1"]
+# The libraries that mypy reads the types of.
+TYPED = ["wrapt>=2.4.1,<3", "pytest", "hypothesis", "rich", "matplotlib", "tomli", "numpy"]
+
+
+def build_wheel(session: nox.Session) -> str:
+    """Build the wheel, which is what users install: with the .pth, without the source tree."""
+    session.install("build")
+    out = session.create_tmp()
+    session.run("python", "-m", "build", "--wheel", "--outdir", out, silent=True)
+    wheels = sorted(
+        session.run(
+            "python",
+            "-c",
+            "import glob, os, sys; print(max(glob.glob(sys.argv[1] + '/*.whl'), "
+            "key=os.path.getmtime))",
+            out,
+            silent=True,
+        ).split()
+    )
+    return wheels[-1]
+
+
+def install_engine(session: nox.Session, release: str) -> None:
+    """Install unmodified SGLang for the CPU engine, and our wheel over it."""
+    session.install(*TORCH, "-r", f"requirements/sglang-{release}.txt")
+    session.install("--no-deps", f"sglang=={release}")
+    session.install(f"{build_wheel(session)}[demo,testing]", "pytest", "hypothesis")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and types."""
+    session.install("ruff==0.17.6", "mypy==2.4.1", *TYPED)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+
+
+@nox.session
+@nox.parametrize("release", RELEASES)
+def tests(session: nox.Session, release: str) -> None:
+    """The test suite on one SGLang release, against the installed wheel."""
+    install_engine(session, release)
+    # Not from the repository root on sys.path: what is tested is the wheel.
+    session.run("pytest", "-p", "no:cacheprovider", "--import-mode=importlib", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("release", RELEASES[-1:])
+def demo(session: nox.Session, release: str) -> None:
+    """A real SGLang server under rising and falling load."""
+    install_engine(session, release)
+    session.run("python", "-P", "-m", "sglang_dynspec", "demo", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("release", RELEASES[-1:])
+def benchmark(session: nox.Session, release: str) -> None:
+    """What a decision costs, with its view and bookkeeping."""
+    install_engine(session, release)
+    session.run("python", "-P", "examples/benchmark_decision.py", *session.posargs)

@@ -1,0 +1,177 @@
+"""The controller: ladder, counts, outcomes, and the fail-safe. No SGLang."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_dynspec.engine.controller import STATIC, Controller
+from sglang_dynspec.policy import Always, BatchView, Never, Policy, StepOutcome
+
+LADDER = (0, 1, 3)
+
+
+class Scripted(Policy):
+    """Answers from a list; remembers what it saw."""
+
+    def __init__(self, *answers: Any) -> None:
+        super().__init__()
+        self.answers = list(answers)
+        self.views: list[BatchView] = []
+        self.outcomes: list[StepOutcome] = []
+
+    def decide(self, batch: BatchView) -> int:
+        self.views.append(batch)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[no-any-return]
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def view(controller: Controller, batch_size: int = 2) -> BatchView:
+    return BatchView(batch_size=batch_size, ladder=controller.ladder, step=controller.next_step)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make(clock: Clock) -> Callable[[Policy], Controller]:
+    return lambda policy: Controller(policy, LADDER, clock)
+
+
+@pytest.mark.parametrize(("answer", "run"), [(0, 0), (1, 1), (2, 1), (3, 3), (99, 3)])
+def test_the_largest_step_of_the_ladder_not_above_the_answer_is_run(make, answer, run):
+    assert make(Scripted(answer)).decide(view(make(Never()))).num_steps == run
+
+
+def test_decisions_are_numbered_and_switches_counted(make):
+    controller = make(Scripted(3, 3, 0, 0, 3))
+    decisions = [controller.decide(view(controller)) for _ in range(5)]
+    assert [d.step for d in decisions] == [0, 1, 2, 3, 4]
+    assert controller.counts.switches == 2
+    assert controller.as_dict()["num_steps"] == 3
+
+
+def test_a_blocked_batch_is_never_decoded_plainly(make):
+    controller = make(Scripted(0, 3, 0))
+    assert controller.decide(view(controller), blocked="grammar").num_steps == 3
+    # A wish that needs no plain decode is not a pass-through.
+    assert controller.decide(view(controller), blocked="grammar").num_steps == 3
+    assert controller.decide(view(controller)).num_steps == 0
+    assert controller.counts.passthrough == {"grammar": 1}
+
+
+@pytest.mark.parametrize(
+    "answer", [RuntimeError("boom"), -1, 1.5, "3", None, True, float("nan"), KeyError("x")]
+)
+def test_a_policy_that_fails_is_out_for_good_and_it_is_said_once(make, caplog, answer):
+    controller = make(Scripted(0, answer, 0, 0))
+    with caplog.at_level(logging.ERROR, logger="sglang_dynspec"):
+        ran = [controller.decide(view(controller)).num_steps for _ in range(4)]
+    assert ran == [0, 3, 3, 3]
+    assert controller.static
+    assert len(controller.policy.views) == 2  # not asked again
+    assert len(caplog.records) == 1
+    assert caplog.records[0].exc_info is not None
+    assert controller.as_dict()["error"] in caplog.text
+    assert controller.counts.passthrough[STATIC] == 3
+
+
+def test_a_policy_that_fails_in_observe_is_out_too(make, caplog):
+    class Forgetful(Never):
+        def observe(self, outcome: StepOutcome) -> None:
+            raise ValueError("cannot remember")
+
+    controller = make(Forgetful())
+    decision = controller.decide(view(controller))
+    controller.finished(decision, [1, 1])
+    controller.finished(decision, [1, 1])
+    assert "cannot remember" in controller.failure
+    assert controller.decide(view(controller)).num_steps == 3
+    assert len(caplog.records) == 1
+
+
+def test_released_means_static_without_an_error(make, caplog):
+    controller = make(Never())
+    controller.release()
+    assert controller.decide(view(controller)).num_steps == 3
+    assert controller.failure is None
+    assert not caplog.records
+
+
+def test_outcomes_carry_what_was_run(make):
+    policy = Scripted(3, 0)
+    controller = make(policy)
+    first, second = (controller.decide(view(controller)) for _ in range(2))
+    controller.finished(first, [4, 1])
+    controller.finished(second, [1, 1])
+    assert [(o.step, o.num_steps, o.batch_size, o.accept_lens) for o in policy.outcomes] == [
+        (0, 3, 2, (4, 1)),
+        (1, 0, 2, (1, 1)),
+    ]
+    assert controller.as_dict()["by_num_steps"] == {
+        "0": {"steps": 1, "requests": 2, "tokens": 2},
+        "3": {"steps": 1, "requests": 2, "tokens": 5},
+    }
+
+
+def test_seconds_under_overlap_run_from_one_preparation_to_the_next(make, clock):
+    policy = Scripted(3, 3)
+    controller = make(policy)
+    first = controller.decide(view(controller))
+    clock.now += 0.25
+    controller.decide(view(controller))
+    clock.now += 9.0
+    controller.finished(first, [1])
+    assert policy.outcomes[0].seconds == pytest.approx(0.25)
+
+
+def test_seconds_without_overlap_run_to_the_result(make, clock):
+    policy = Scripted(3)
+    controller = make(policy)
+    decision = controller.decide(view(controller))
+    clock.now += 0.5
+    controller.finished(decision, [1])
+    assert policy.outcomes[0].seconds == pytest.approx(0.5)
+
+
+def test_a_prefill_between_two_steps_is_no_step_time(make, clock):
+    policy = Scripted(3, 3)
+    controller = make(policy)
+    first = controller.decide(view(controller))
+    clock.now += 0.25
+    controller.interrupt("prefill")
+    controller.decide(view(controller))
+    controller.finished(first, [1])
+    assert policy.outcomes[0].seconds is None
+    assert controller.counts.passthrough == {"prefill": 1}
+
+
+def test_another_policy_takes_over_but_does_not_undo_a_failure(make):
+    controller = make(Never())
+    controller.use(Always())
+    assert controller.decide(view(controller)).num_steps == 3
+    controller.use(Never())
+    assert controller.decide(view(controller)).num_steps == 0
+    controller.fail("the test said so", RuntimeError("x"))
+    controller.use(Never())
+    assert controller.decide(view(controller)).num_steps == 3
