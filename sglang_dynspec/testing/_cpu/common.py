@@ -1,0 +1,69 @@
+"""Patches that every supported release needs."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from sglang_dynspec.testing._cpu.hooks import Patches
+
+patches = Patches()
+
+
+@patches.after_import("torch")
+def _ignore_streams(torch: Any) -> None:
+    """Let stream bookkeeping that SGLang does on any device do nothing on a CPU."""
+    record_stream = torch.Tensor.record_stream
+
+    def record_stream_unless_cpu(tensor: Any, stream: Any) -> None:
+        # With a torch.cpu.Stream the original raises "unknown parameter type"; EAGLEWorkerV2.verify
+        # records whatever the device.
+        if tensor.device.type != "cpu":
+            record_stream(tensor, stream)
+
+    torch.Tensor.record_stream = record_stream_unless_cpu
+    # models/llama.py set_embed_and_head synchronizes "cuda" whatever the device.
+    if not torch.cuda.is_available():
+        torch.cuda.synchronize = lambda device=None: None
+
+
+@patches.after_import("sglang.srt.layers.attention.attention_registry")
+def _register_attention(registry: Any) -> None:
+    def create(runner: Any) -> Any:
+        from sglang_dynspec.testing._cpu.attention import CpuAttentionBackend
+
+        return CpuAttentionBackend(runner)
+
+    registry.ATTENTION_BACKENDS["torch_native"] = create
+
+
+@patches.after_import("sglang.srt.speculative.draft_utils")
+def _register_draft_attention(draft_utils: Any) -> None:
+    """Add torch_native to the draft's backends, which upstream lists inside two methods."""
+    factory = draft_utils.DraftBackendFactory
+    create_backend = factory._create_backend
+    # 0.5.20 and later return (name, backend) and write the name onto it.
+    named = "stamps_children" in inspect.signature(create_backend).parameters
+
+    def create_backend_with_ours(
+        self: Any, backend_name: str, backend_map: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        from sglang_dynspec.testing._cpu import attention
+
+        steps = self.speculative_num_steps
+        error_template = kwargs.get("error_template", args[0] if args else "")
+        for_decode = "in decode attention" in error_template
+
+        def create() -> Any:
+            runner = self.draft_model_runner
+            backend = (
+                attention.CpuMultiStepDraftBackend(runner, self.topk, steps)
+                if for_decode
+                else attention.CpuAttentionBackend(runner)
+            )
+            return ("torch_native", backend) if named else backend
+
+        backend_map = {**backend_map, "torch_native": create}
+        return create_backend(self, backend_name, backend_map, *args, **kwargs)
+
+    factory._create_backend = create_backend_with_ours
