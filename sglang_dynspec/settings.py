@@ -98,7 +98,7 @@ class Settings:
         environ = os.environ if environ is None else environ
         given = {"policy": policy, "draft_state": draft_state, "strict": strict}
         path = config if config is not None else environ.get(CONFIG_VARIABLE, "").strip() or None
-        from_file = {} if path is None else _read_file(os.fspath(path))
+        from_file = {} if path is None else _read_file(_path(path))
         from_arguments = _checked({k: v for k, v in given.items() if v is not None}, _ARGUMENT)
         return cls(**{**from_file, **_read_environment(environ), **from_arguments})
 
@@ -227,6 +227,13 @@ def _boolean(text: str, variable: str) -> bool:
     )
 
 
+def _path(config: Any) -> str:
+    try:
+        return os.fsdecode(config)
+    except TypeError:
+        raise ConfigError(f"config is {config!r}; give the path of a TOML file") from None
+
+
 def _read_file(path: str) -> dict[str, Any]:
     values = _load_toml(path)
     for key in values:
@@ -247,20 +254,29 @@ def _load_toml(path: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import tomli as tomllib
+        import tomli as tomllib  # type: ignore[import-not-found, unused-ignore]
 
+    text = _read(path)
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+        values: dict[str, Any] = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ConfigError(
+            f'{path} is not valid TOML: {error}; a line looks like policy = "batch_size(off_at=32)"'
+        ) from error
+    return values
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}; save it as UTF-8") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             f"cannot read the settings file {path!r}: {reason}; correct the path given by config= "
             f"or {CONFIG_VARIABLE}"
-        ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f'{path} is not valid TOML: {error}; a line looks like policy = "batch_size(off_at=32)"'
         ) from error
 
 
@@ -268,4 +284,4 @@ def _suggestion(name: str, known: Any) -> str:
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), n=1)
-    return f": did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -41,7 +41,14 @@ def why_unreachable(main: ModuleType, qualname: str) -> str | None:
             f"{name} is defined in a program without a file of its own (python -c, standard input, "
             "an interactive session or a notebook), which the scheduler processes cannot run again"
         )
-    if getattr(main, "__spec__", None) is not None and real_name(main) is None:
+    module = real_name(main)
+    if module is not None and module.endswith(".__main__"):
+        # It could be imported by that name, but may start a server without asking for its name.
+        return (
+            f"{name} is defined in {file}, the main module of a package, "
+            "which multiprocessing does not run again in the scheduler processes"
+        )
+    if module is None and getattr(main, "__spec__", None) is not None:
         return (
             f"{name} is defined in {file}, which was started as a directory or zip file; "
             "multiprocessing does not run those again in the scheduler processes"

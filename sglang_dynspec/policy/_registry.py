@@ -50,7 +50,8 @@ def find_class(name: str) -> type[Policy]:
     if ":" in name:
         return _checked(name, _load(name))
     entry_point = _entry_point(name)
-    return _checked(name, _load(entry_point.value.replace(" ", ""), source=_source(entry_point)))
+    path = f"{entry_point.module}:{entry_point.attr}"
+    return _checked(name, _load(path, source=f" (entry point of {_owner(entry_point)})"))
 
 
 def check_name(name: str) -> None:
@@ -108,7 +109,8 @@ def _can_be_imported(module: str) -> bool:
     if parent and path is None:
         return False
     # Not importlib.util.find_spec(): it answers for whatever is in sys.modules already.
-    return any(finder.find_spec(module, path) is not None for finder in sys.meta_path)
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return any(finder.find_spec(module, path) is not None for finder in finders)
 
 
 def _lookup(module: ModuleType | None, qualname: str) -> Any:
@@ -199,7 +201,7 @@ def _entry_point(name: str) -> EntryPoint:
         )
     if len({entry_point.value for entry_point in found}) > 1:
         raise PolicyError(
-            f"policy {name!r} is claimed{' and'.join(map(_source, found))}; uninstall one, "
+            f"policy {name!r} is claimed by {' and by '.join(map(_owner, found))}; uninstall one, "
             f"or write {' or '.join(entry_point.value for entry_point in found)}"
         )
     return found[0]
@@ -215,22 +217,21 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
             by_name.setdefault(entry_point.name, []).append(entry_point)
         elif entry_point.value != SHIPPED[entry_point.name]:
             logger.error(
-                "sglang_dynspec: %r%s is ignored: the name belongs to sglang_dynspec itself",
+                "sglang_dynspec: policy %r of %s is ignored: the name is one of our own",
                 entry_point.name,
-                _source(entry_point),
+                _owner(entry_point),
             )
     return by_name
 
 
-def _source(entry_point: EntryPoint) -> str:
+def _owner(entry_point: EntryPoint) -> str:
     distribution = getattr(entry_point, "dist", None)
-    owner = f" by distribution {distribution.name!r}" if distribution is not None else ""
-    return f" (entry point{owner})" if owner else " (entry point)"
+    return f"distribution {distribution.name!r}" if distribution else "an unknown distribution"
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``: did you mean 'x'?`` for the known name closest to ``name``, or nothing."""
+    """Return `` (did you mean 'x'?)`` for the known name closest to ``name``, or nothing."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(known), n=1)
-    return f": did you mean {close[0]!r}?" if close else ""
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -124,7 +124,7 @@ class AcceptRate(Policy):
     @property
     def rate(self) -> float | None:
         """The accept rate last measured, 0 to 1, or None before any draft."""
-        return self._tally.rate
+        return self._probe.rate if self._tally.rate is None else self._tally.rate
 
     def decide(self, batch: BatchView) -> int:
         if self._mode is _Mode.ON:
@@ -198,7 +198,8 @@ class AcceptRate(Policy):
         """Speculate again if the probe went well."""
         if self._mode is _Mode.PROBING:
             self._plain = 0
-        self._tally = self._probe
+        # Afresh: a return is judged by what comes after it, not by the probe that led to it.
+        self._tally = _Tally()
         rate = self._probe.rate
         if rate is not None and rate >= self.min + self.margin - _ROUNDING:
             self._mode = _Mode.ON

@@ -102,19 +102,21 @@ def _build(node: PolicyNode, find_class: Callable[[str], type[Policy]]) -> Polic
         return Smaller(*[_build(part, find_class) for part in node.parts])
     try:
         cls = find_class(node.name)
-    except PolicyError as error:
-        raise node.place.error(str(error)) from error
+    except Exception as error:
+        raise _located(node, error) from error
     args = [_value(arg, find_class) for arg in node.args]
     kwargs = {key: _value(value, find_class) for key, value in node.kwargs}
     _check_arguments(node, cls)
     try:
         return cls(*args, **kwargs)
-    except PolicyError as error:
-        raise node.place.error(str(error)) from error
     except Exception as error:
-        raise node.place.error(
-            f"{node.name} could not be made: {type(error).__name__}: {error}"
-        ) from error
+        raise _located(node, error) from error
+
+
+def _located(node: Call, error: Exception) -> PolicyError:
+    if isinstance(error, PolicyError):
+        return node.place.error(str(error))
+    return node.place.error(f"{node.name} could not be made: {type(error).__name__}: {error}")
 
 
 def _value(node: Node, find_class: Callable[[str], type[Policy]]) -> object:
