@@ -17,6 +17,7 @@ from typing import Any
 
 import wrapt
 
+from sglang_dynspec import __version__
 from sglang_dynspec._guard import guarded
 from sglang_dynspec.errors import ConfigError, InstallError
 from sglang_dynspec.policy import Policy
@@ -135,17 +136,18 @@ def status() -> dict[str, Any]:
     failure), or ``refused`` with a ``reason``. A server shows its scheduler's status in
     ``/server_info`` under ``internal_states[].dynspec``.
     """
-    from sglang_dynspec import __version__
-
     with _lock:
         if _active is None:
             return {"state": "inactive", "version": __version__}
-        about: dict[str, Any] = {"version": __version__, "route": _active.route}
         if SCHEDULER_MODULE in sys.modules and _hooked:
             from sglang_dynspec.engine import install
 
-            return {**install.status(), **about}
-        return {"state": "armed", **about}
+            return install.status()
+        return {"state": "armed", **_about(_active)}
+
+
+def _about(active: _Active) -> dict[str, Any]:
+    return {"version": __version__, "route": active.route}
 
 
 def _arm() -> None:
@@ -164,7 +166,7 @@ def _on_scheduler_import(_module: Any) -> None:
     with guarded("hooking SGLang's scheduler"):
         from sglang_dynspec.engine import install
 
-        install.arm(_settings)
+        install.arm(_settings, _about(_active))
         install.hook_scheduler()
 
 

@@ -9,15 +9,6 @@ from sglang_dynspec.engine.contract import COMMON, Name, probe, resolve
 from sglang_dynspec.engine.dialect import SUPPORTED, installed_release, select
 from sglang_dynspec.errors import UnsupportedError
 
-pytest.importorskip("sglang")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cpu_engine():
-    from sglang_dynspec.testing import cpu_engine
-
-    cpu_engine.install()
-
 
 def test_the_installed_release_is_as_the_table_says():
     dialect = select(installed_release())

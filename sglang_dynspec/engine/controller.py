@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
+from sglang_dynspec.policy.text import policy_text
 
 logger = logging.getLogger("sglang_dynspec")
 
@@ -172,7 +174,7 @@ class Controller:
     def as_dict(self) -> dict[str, Any]:
         """Counts and modes with JSON-native keys and values."""
         return {
-            "policy": repr(self.policy),
+            "policy": self._policy_text(),
             "ladder": list(self.ladder),
             "num_steps": self.last_num_steps,
             "batch_size": self.last_batch_size,
@@ -185,6 +187,12 @@ class Controller:
             "passthrough": dict(self.counts.passthrough),
             "error": self.failure,
         }
+
+    def _policy_text(self) -> str:
+        try:
+            return policy_text(self.policy)
+        except PolicyError:  # put here by a test, say, and without a text form
+            return repr(self.policy)
 
     def _ask(self, view: BatchView, blocked: str | None) -> int:
         most = self.ladder[-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import wrapt
@@ -31,6 +31,7 @@ class _State:
     """One per process."""
 
     settings_source: SettingsSource | None = None
+    about: dict[str, Any] = field(default_factory=dict)
     scheduler_hooked: bool = False
     wrapped: bool = False
     dialect: Any = None
@@ -41,13 +42,15 @@ class _State:
 _state = _State()
 
 
-def arm(settings_source: SettingsSource) -> None:
+def arm(settings_source: SettingsSource, about: dict[str, Any]) -> None:
     """Be in force in every Scheduler that is built in this process from now on.
 
     Args:
         settings_source: called when a Scheduler is built; may raise DynspecError.
+        about: what every status is to carry, JSON-native.
     """
     _state.settings_source = settings_source
+    _state.about = about
     _state.refusal = None
 
 
@@ -72,15 +75,16 @@ def hook_scheduler(_module: Any = None) -> None:
 def status() -> dict[str, Any]:
     """What is in force in this process. JSON-native."""
     runtime = _state.runtime
-    if runtime is None:
-        if _state.refusal is not None:
-            return {"state": "refused", "reason": _state.refusal}
-        return {"state": "armed" if _armed() else "inactive"}
-    return {
-        "state": "static" if runtime.controller.static else "in_force",
-        "draft_state": runtime.draft_state,
-        **runtime.controller.as_dict(),
-    }
+    if runtime is not None:
+        return {
+            "state": "static" if runtime.controller.static else "in_force",
+            **_state.about,
+            "draft_state": runtime.draft_state,
+            **runtime.controller.as_dict(),
+        }
+    if _state.refusal is not None:
+        return {"state": "refused", **_state.about, "reason": _state.refusal}
+    return {"state": "armed", **_state.about}
 
 
 def runtime() -> Any:

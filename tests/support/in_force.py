@@ -1,0 +1,83 @@
+"""A real scheduler in this process with dynspec in force, whose policy a test can exchange."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import sglang_dynspec
+from sglang_dynspec import Policy
+from sglang_dynspec.engine import install
+from sglang_dynspec.engine.controller import Controller, Counts
+from sglang_dynspec.testing.scheduler import InProcessScheduler, Output, Request
+
+
+class InForce:
+    """What a test works with."""
+
+    def __init__(self, scheduler: InProcessScheduler) -> None:
+        self.scheduler = scheduler
+        self._start = self.slots()
+
+    @property
+    def controller(self) -> Controller:
+        controller: Controller = install.runtime().controller
+        return controller
+
+    def slots(self) -> tuple[int, int]:
+        return self.scheduler.free_kv_slots(), self.scheduler.free_request_slots()
+
+    def run(
+        self, policy: Policy, requests: Sequence[Request], draft_state: str = "warm"
+    ) -> list[Output]:
+        """Run requests under a policy, from an empty cache and with fresh counts.
+
+        SGLang's own idle check runs at the end, and every slot must be back.
+        """
+        install.runtime().draft_state = draft_state
+        self.controller.counts = Counts()
+        self.controller.use(policy)
+        outputs = self.scheduler.run(requests)
+        assert self.slots() == self._start
+        self.scheduler.flush_cache()
+        return outputs
+
+    def steps(self, num_steps: int) -> int:
+        """Decode steps run with so many draft steps since the last run began."""
+        count = self.controller.counts.by_num_steps.get(num_steps)
+        return count.steps if count else 0
+
+
+@contextmanager
+def in_force(algorithm: str, *, overlap: bool = True, **overrides: Any) -> Iterator[InForce]:
+    """A scheduler that was built under ``activate()``."""
+    sglang_dynspec.activate(policy="never", strict=True)
+    try:
+        with InProcessScheduler(algorithm, overlap=overlap, **overrides) as scheduler:
+            yield InForce(scheduler)
+    finally:
+        sglang_dynspec.deactivate()
+
+
+def prompts(count: int, seed: int, longest: int = 40) -> list[list[int]]:
+    """Random prompts of mixed length, without special tokens."""
+    draw = random.Random(seed)
+    return [
+        [draw.randrange(4, 512) for _ in range(draw.randrange(3, longest))] for _ in range(count)
+    ]
+
+
+@cache
+def _reference(key: tuple[tuple[tuple[int, ...], int], ...]) -> tuple[tuple[int, ...], ...]:
+    with InProcessScheduler(None) as scheduler:
+        requests = [Request(input_ids=p, max_new_tokens=n) for p, n in key]
+        return tuple(tuple(output.token_ids) for output in scheduler.run(requests))
+
+
+def reference(requests: Sequence[Request]) -> list[list[int]]:
+    """Greedy output of a plain server without us. Not while another scheduler is open."""
+    key = tuple((tuple(r.input_ids), r.max_new_tokens) for r in requests)
+    return [list(ids) for ids in _reference(key)]

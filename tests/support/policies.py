@@ -1,0 +1,71 @@
+"""Policies that only tests need."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from sglang_dynspec import BatchView, Policy, StepOutcome
+
+
+class Alternate(Policy):
+    """Plain, speculative, plain, ..."""
+
+    def decide(self, batch: BatchView) -> int:
+        return 0 if batch.step % 2 == 0 else batch.max_steps
+
+
+class Toggle(Policy):
+    """A seeded coin before every step."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        self._coin = random.Random(seed)
+
+    def decide(self, batch: BatchView) -> int:
+        return self._coin.choice((0, batch.max_steps))
+
+
+class PlainFirst(Policy):
+    """Plain for so many steps from its first on, then always speculative."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._left = steps
+
+    def decide(self, batch: BatchView) -> int:
+        self._left -= 1
+        return 0 if self._left >= 0 else batch.max_steps
+
+
+class Recorder(Policy):
+    """Passes on to another policy and keeps what went in and out."""
+
+    def __init__(self, inner: Policy) -> None:
+        super().__init__()
+        self.inner = inner
+        self.views: list[BatchView] = []
+        self.outcomes: list[StepOutcome] = []
+
+    def decide(self, batch: BatchView) -> int:
+        self.views.append(batch)
+        return self.inner.decide(batch)
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+        self.inner.observe(outcome)
+
+
+class FailsAt(Policy):
+    """Toggles, and calls something else at one step."""
+
+    def __init__(self, step: int, answer: Callable[[], int]) -> None:
+        super().__init__()
+        self._at, self._answer = step, answer
+        self._calls = 0
+
+    def decide(self, batch: BatchView) -> int:
+        self._calls += 1
+        if self._calls == self._at:
+            return self._answer()
+        return 0 if self._calls % 2 else batch.max_steps

@@ -1,0 +1,234 @@
+"""What goes wrong must not stop a server, nor change a token."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.in_force import InForce, in_force, prompts, reference
+from support.policies import Alternate, FailsAt
+
+import sglang_dynspec
+from sglang_dynspec import Always, Never, Policy
+from sglang_dynspec.engine import batch_prep, draft_state, install, results, support
+from sglang_dynspec.errors import UnsupportedError
+from sglang_dynspec.testing.scheduler import InProcessScheduler, Output, Request
+
+REQUESTS = [
+    Request(input_ids=p, max_new_tokens=n)
+    for p, n in zip(prompts(4, seed=8), (40, 25, 60, 10), strict=True)
+]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return reference(REQUESTS)
+
+
+@pytest.fixture
+def server(expected: object) -> Iterator[InForce]:
+    # A failure is for good, so each test has a server of its own.
+    with in_force("EAGLE3") as made:
+        yield made
+
+
+def ids(outputs: list[Output]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
+
+
+def boom(*_args: Any, **_kwargs: Any) -> Any:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    "answer", [boom, lambda: -1, lambda: "three"], ids=["raises", "negative", "text"]
+)
+def test_a_policy_that_fails_midway(server, expected, caplog, answer):
+    with caplog.at_level(logging.ERROR, logger="sglang_dynspec"):
+        outputs = server.run(FailsAt(7, answer), REQUESTS)
+    assert ids(outputs) == expected
+    assert server.steps(0) == 3
+    assert server.controller.counts.passthrough["static"] > 0
+    assert len([r for r in caplog.records if r.name == "sglang_dynspec"]) == 1
+    status = sglang_dynspec.status()
+    assert status["state"] == "static"
+    assert "FailsAt" in status["error"]
+    # For good: another policy is not asked either.
+    assert ids(server.run(Never(), REQUESTS)) == expected
+    assert server.steps(0) == 0
+
+
+class AfterCalls:
+    """Fails at the nth call, before or after doing what it stands for."""
+
+    def __init__(self, original: Any, n: int, after: bool) -> None:
+        self.original, self.left, self.after = original, n, after
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.left -= 1
+        if self.left == 0 and not self.after:
+            boom()
+        result = self.original(*args, **kwargs)
+        if self.left == 0:
+            boom()
+        return result
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("part", ["target", "result", "draft"])
+def test_a_plain_step_that_fails_midway_is_run_by_sglang(
+    server, expected, monkeypatch, caplog, part, after
+):
+    owner, name = {
+        "target": (install.runtime().dialect, "forward_target"),
+        "result": (install.runtime().dialect, "set_result"),
+        "draft": (draft_state, "extend"),
+    }[part]
+    monkeypatch.setattr(owner, name, AfterCalls(getattr(owner, name), 5, after))
+    outputs = server.run(Alternate(), REQUESTS)
+    assert ids(outputs) == expected
+    assert "a plain decode step failed" in sglang_dynspec.status()["error"]
+    assert server.steps(0) == 4
+    assert server.steps(3) > 4
+    assert "boom" in caplog.text
+
+
+@pytest.mark.parametrize("owner", [batch_prep, results], ids=["decide", "observe"])
+def test_a_bug_of_ours_beside_the_step_is_survived(server, expected, monkeypatch, owner):
+    monkeypatch.setattr(owner, "decide" if owner is batch_prep else "observe", boom)
+    assert ids(server.run(Alternate(), REQUESTS)) == expected
+    assert sglang_dynspec.status()["state"] == "static"
+
+
+def test_deactivate_gives_the_next_step_back(server, expected):
+    assert ids(server.run(Never(), REQUESTS)) == expected
+    controller = server.controller
+    assert controller.counts.by_num_steps.keys() == {0}
+    sglang_dynspec.deactivate()
+    assert sglang_dynspec.status()["state"] == "inactive"
+    outputs = server.scheduler.run(REQUESTS)
+    assert ids(outputs) == expected
+    assert controller.counts.by_num_steps.keys() == {0}
+    assert max(max(output.chunks) for output in outputs) > 1  # speculation, SGLang's own
+
+
+class DeactivatesAt(Policy):
+    """Has dynspec deactivated in the middle of a step's preparation."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.left = step
+
+    def decide(self, batch: Any) -> int:
+        self.left -= 1
+        if self.left == 0:
+            sglang_dynspec.deactivate()
+        return 0
+
+
+def test_deactivate_from_within_a_step(server, expected):
+    policy = DeactivatesAt(5)
+    server.controller.use(policy)
+    assert ids(server.scheduler.run(REQUESTS)) == expected
+    assert policy.left == 0
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "says"),
+    [
+        (None, {}, "the server runs without speculative decoding"),
+        ("EAGLE3", {"speculative_eagle_topk": 2}, "--speculative-eagle-topk is 2"),
+    ],
+    ids=["no speculation", "topk"],
+)
+def test_a_server_that_is_not_supported(algorithm, overrides, says, strict, caplog):
+    if "speculative_eagle_topk" in overrides:
+        pytest.skip("the CPU engine's draft backend has topk 1 only")
+    sglang_dynspec.activate(policy="never", strict=strict)
+    try:
+        if strict:
+            with pytest.raises(UnsupportedError, match=says):
+                InProcessScheduler(algorithm, **overrides)
+            return
+        with InProcessScheduler(algorithm, **overrides) as scheduler:
+            assert scheduler.run(REQUESTS)[0].token_ids
+        status = sglang_dynspec.status()
+        assert status["state"] == "refused"
+        assert says in status["reason"]
+        assert says in caplog.text
+    finally:
+        sglang_dynspec.deactivate()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("tp_size", 2, "--tp-size is 2"),
+        ("enable_dp_attention", True, "--enable-dp-attention is True"),
+        ("disaggregation_mode", "decode", "--disaggregation-mode is decode"),
+        ("speculative_adaptive", True, "--speculative-adaptive"),
+        ("enable_lora", True, "LoRA"),
+    ],
+)
+def test_server_arguments_that_are_refused(server, monkeypatch, name, value, says):
+    scheduler = server.scheduler.scheduler
+    assert support.refusal(scheduler) is None
+    monkeypatch.setattr(scheduler.server_args, name, value, raising=False)
+    assert says in support.refusal(scheduler)
+
+
+def test_other_workers_and_models_are_refused(server, monkeypatch):
+    scheduler = server.scheduler.scheduler
+    monkeypatch.setattr(scheduler.draft_worker, "topk", 4)
+    assert "--speculative-eagle-topk is 4" in support.refusal(scheduler)
+    monkeypatch.setattr(scheduler, "draft_worker", object())
+    assert "only EAGLEWorkerV2 is supported" in support.refusal(scheduler)
+    monkeypatch.undo()
+    monkeypatch.setattr(scheduler, "is_hybrid_swa", True)
+    assert "sliding-window" in support.refusal(scheduler)
+
+
+# --- batches that plain decode leaves to SGLang ---------------------------------------------------
+
+PASSED_THROUGH = {
+    "logprobs": Request(input_ids=[5, 6, 7], max_new_tokens=12, return_logprob=True),
+    "penalties": Request(
+        input_ids=[5, 6, 7], max_new_tokens=12, sampling_params={"frequency_penalty": 0.5}
+    ),
+    "logit_bias": Request(
+        input_ids=[5, 6, 7], max_new_tokens=12, sampling_params={"logit_bias": {"9": 1.0}}
+    ),
+    "min_p": Request(
+        input_ids=[5, 6, 7], max_new_tokens=12, temperature=0.8, sampling_params={"min_p": 0.1}
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def shared(expected: object) -> Iterator[InForce]:
+    with in_force("EAGLE3") as made:
+        yield made
+
+
+@pytest.mark.parametrize("reason", PASSED_THROUGH)
+def test_what_plain_decode_does_not_do_goes_to_sglang_and_is_counted(shared, reason):
+    request = PASSED_THROUGH[reason]
+    [theirs] = shared.run(Always(), [request])
+    [output] = shared.run(Never(), [request])
+    assert shared.steps(0) == 0
+    assert shared.steps(3) > 0
+    assert shared.controller.counts.passthrough[reason] == shared.steps(3)
+    if request.temperature == 0:
+        assert output.token_ids == theirs.token_ids
+        assert output.logprobs == theirs.logprobs
+
+
+def test_a_batch_with_one_such_request_goes_to_sglang_until_it_is_done(shared, expected):
+    requests = [*REQUESTS, PASSED_THROUGH["logprobs"]]
+    outputs = shared.run(Never(), requests)
+    assert ids(outputs)[:4] == expected
+    assert shared.steps(0) > 0
+    assert shared.controller.counts.passthrough["logprobs"] > 0

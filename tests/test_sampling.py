@@ -1,0 +1,100 @@
+"""Temperature above zero: plain steps and verified steps draw from the target's distribution.
+
+A chi-squared test of each against probabilities computed from the target's own logits, over many
+short requests. The seed is fixed, so the outcome is always the same; a thousandth of all seeds
+would fail by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from support.in_force import InForce, in_force
+
+from sglang_dynspec import Always, Never
+from sglang_dynspec.testing.scheduler import InProcessScheduler, Request
+
+TEMPERATURE = 0.8
+PROMPT = [11, 12, 13]
+REQUESTS = 3000
+FIRST_TOKENS = 3  # how many first tokens are followed to the second
+
+
+@pytest.fixture(scope="module")
+def distribution() -> dict[tuple[int, ...], torch.Tensor]:
+    """The target's next-token probabilities after the prompt, and after its likeliest tokens."""
+    with InProcessScheduler(None) as scheduler:
+        after = {(): probabilities(scheduler, PROMPT)}
+        for token in after[()].topk(FIRST_TOKENS).indices.tolist():
+            after[(token,)] = probabilities(scheduler, [*PROMPT, token])
+    return after
+
+
+def probabilities(scheduler: InProcessScheduler, prompt: list[int]) -> torch.Tensor:
+    runner = scheduler.scheduler.tp_worker.model_runner
+    seen: list[torch.Tensor] = []
+    sample = runner.sample
+
+    def spy(output: Any, *args: Any) -> Any:
+        seen.append(output.next_token_logits.clone())
+        return sample(output, *args)
+
+    runner.sample = spy
+    try:
+        scheduler.run([Request(input_ids=prompt, max_new_tokens=1)])
+    finally:
+        del runner.sample
+    return torch.softmax(seen[0][0].double() / TEMPERATURE, -1)
+
+
+@pytest.fixture(scope="module", params=["EAGLE", "EAGLE3"])
+def server(request: pytest.FixtureRequest, distribution: object) -> Iterator[InForce]:
+    with in_force(request.param, max_running_requests=64) as made:
+        yield made
+
+
+@pytest.mark.parametrize("policy", [Never(), Always()], ids=repr)
+def test_token_frequencies(server, distribution, policy):
+    outputs = server.run(
+        policy,
+        [
+            Request(input_ids=PROMPT, max_new_tokens=2, temperature=TEMPERATURE)
+            for _ in range(REQUESTS)
+        ],
+    )
+    assert server.steps(3 if isinstance(policy, Never) else 0) == 0
+    pairs = [tuple(output.token_ids) for output in outputs]
+    assert all(len(pair) == 2 for pair in pairs)
+    check(Counter(first for first, _ in pairs), distribution[()], REQUESTS)
+    followed = 0
+    for (token, *_), after in ((k, v) for k, v in distribution.items() if k):
+        second = Counter(second for first, second in pairs if first == token)
+        followed += second.total()
+        check(second, after, second.total())
+    assert followed > 300
+
+
+def check(seen: Counter[int], probability: torch.Tensor, total: int) -> None:
+    """Pearson's chi-squared test; cells expected fewer than five times are pooled."""
+    expected = {token: p * total for token, p in enumerate(probability.tolist())}
+    cells = {token: e for token, e in expected.items() if e >= 5}
+    assert len(cells) >= 3, "too peaked a distribution to test anything"
+    pooled = total - sum(cells.values())
+    statistic = sum((seen[token] - e) ** 2 / e for token, e in cells.items())
+    freedom = len(cells) - 1
+    if pooled >= 5:
+        rest = total - sum(seen[token] for token in cells)
+        statistic += (rest - pooled) ** 2 / pooled
+        freedom += 1
+    assert statistic < critical(freedom), (statistic, critical(freedom))
+
+
+def critical(freedom: int) -> float:
+    """Upper 0.001 quantile of chi-squared, by the Wilson-Hilferty approximation (1931)."""
+    z = 3.0902
+    return freedom * (1 - 2 / (9 * freedom) + z * math.sqrt(2 / (9 * freedom))) ** 3
