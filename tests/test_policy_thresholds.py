@@ -113,7 +113,7 @@ def test_a_batch_that_hovers_at_the_boundary_does_not_flap() -> None:
         (BatchSize, {"off_at": 8, "on_at": False}, ["on_at=False", "whole number >= 1"]),
         (BatchSize, {"off_at": 8, "on_at": 8}, ["on_at=8", "below off_at=8", "lower on_at to 6"]),
         (BatchSize, {"off_at": 24, "on_at": 32}, ["on_at=32", "off_at=24", "lower on_at to 18"]),
-        (BatchSize, {"off_at": 1, "on_at": 1}, ["on_at=1", "off_at=1", "leave it out"]),
+        (BatchSize, {"off_at": 1, "on_at": 1}, ["on_at=1", "off_at=1", "no batch is small enough"]),
         (TokenBudget, {"max_tokens": 0}, ["max_tokens=0", "whole number >= 1"]),
         (TokenBudget, {"max_tokens": 1e3}, ["max_tokens=1000.0", "whole number >= 1"]),
         (TokenBudget, {"max_tokens": 8, "slack": -1}, ["slack=-1", "whole number >= 0"]),

@@ -76,6 +76,9 @@ class AcceptRate(Policy):
     load), it is asked for until it is. If its outcomes do not come within 8 steps it counts for
     nothing, and the next one follows after as many plain steps as before.
 
+    A probe finds the draft's KV as the plain steps left it: with ``draft_state="skip"`` it sees
+    less accepted than lasting speculation would.
+
     Args:
         min: accept rate below which not to speculate, 0 to 1. With the accept length L (bonus
             token included) and n draft steps the rate is ``(L - 1) / n``.
