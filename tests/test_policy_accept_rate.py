@@ -220,6 +220,12 @@ def test_a_probe_whose_outcomes_never_come_counts_for_nothing() -> None:
     assert runs(run) == [10, 2] * 5
 
 
+@pytest.mark.parametrize(("delay", "comes_back"), [(8, True), (9, False)])
+def test_a_probe_waits_8_steps_for_its_outcomes(delay: int, comes_back: bool) -> None:
+    server = Server(small(), lambda n, step: n if step >= 15 else 0, delay=delay)
+    assert (set(server.run(steps=400)[-50:]) == {3}) == comes_back
+
+
 def test_a_probe_is_asked_for_until_it_is_run() -> None:
     # At high load the batch size forbids speculation, and acceptance gets good meanwhile.
     server = Server(BatchSize(8) & small(), lambda n, step: n if step > 20 else 0)

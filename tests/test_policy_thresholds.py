@@ -93,6 +93,10 @@ def test_token_budget_keeps_the_budget_and_moves_only_outside_its_band(
         before = num_steps
 
 
+def test_the_default_slack_is_an_eighth() -> None:
+    assert [TokenBudget(most).slack for most in (1, 7, 8, 128)] == [0, 0, 1, 16]
+
+
 def test_a_batch_that_hovers_at_the_boundary_does_not_flap() -> None:
     assert answers(TokenBudget(128), [32, 33] * 20)[1:] == [2] * 39
 
