@@ -12,7 +12,22 @@ import sglang_dynspec
 from sglang_dynspec import Policy
 from sglang_dynspec.engine import install
 from sglang_dynspec.engine.controller import Controller, Counts
+from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Output, Request
+
+# 0.5.9 has EAGLEWorkerV2 only under the overlap scheduler.
+OVERLAPS = (True,) if installed_release() == "0.5.9" else (True, False)
+SERVERS = [(algorithm, overlap) for algorithm in ("EAGLE", "EAGLE3") for overlap in OVERLAPS]
+
+
+def server_name(server: tuple[str, bool]) -> str:
+    """How a parametrized test is called."""
+    algorithm, overlap = server
+    return f"{algorithm}-{'overlap' if overlap else 'sync'}"
+
+
+def ids(outputs: Sequence[Output]) -> list[list[int]]:
+    return [output.token_ids for output in outputs]
 
 
 class InForce:

@@ -1,0 +1,67 @@
+"""Chunked prefill, radix-cache hits, a KV pool too small for all, aborts: equal output."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from support.in_force import SERVERS, InForce, ids, in_force, reference, server_name
+from support.policies import Toggle
+
+from sglang_dynspec import BatchSize, Never, Policy
+from sglang_dynspec.testing.scheduler import Request
+
+TIGHT = {"max_total_tokens": 700, "chunked_prefill_size": 64, "max_running_requests": 8}
+
+
+def tight_requests() -> list[Request]:
+    draw = random.Random(5)
+    shared = [draw.randrange(4, 512) for _ in range(150)]
+    return [
+        Request(
+            input_ids=shared[: draw.randrange(20, 150)]
+            + [draw.randrange(4, 512) for _ in range(draw.randrange(1, 60))],
+            max_new_tokens=draw.randrange(60, 150),
+            arrive_at_step=2 * i,
+        )
+        for i in range(24)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return reference(tight_requests())
+
+
+@pytest.fixture(scope="module", params=SERVERS, ids=server_name)
+def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce]:
+    algorithm, overlap = request.param
+    with in_force(algorithm, overlap=overlap, **TIGHT) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    "policy", [Toggle(seed=2), Never(), BatchSize(off_at=5, on_at=3)], ids=repr
+)
+def test_chunked_prefill_radix_hits_and_retraction(server, expected, policy: Policy):
+    outputs = server.run(policy, tight_requests())
+    assert ids(outputs) == expected
+    assert sum(o.cached_tokens for o in outputs) > 0
+    assert sum(o.retractions for o in outputs) > 0
+    assert server.steps(0) > 0
+
+
+def test_aborts_midway(server, expected):
+    requests = tight_requests()
+    for i in range(0, 24, 3):
+        requests[i].abort_at_step = requests[i].arrive_at_step + 30 + i
+    outputs = server.run(Toggle(seed=3), requests)
+    cut = 0
+    for output, whole in zip(outputs, expected, strict=True):
+        if output.aborted:
+            cut += 1
+            assert output.token_ids == whole[: len(output.token_ids)]
+        else:
+            assert output.token_ids == whole
+    assert cut >= 3
