@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 Send = Callable[[int], Awaitable[Sequence[int]]]
@@ -62,21 +63,25 @@ class Load:
         self._sent = 0
         self._on_progress = on_progress
         self._clock = clock
-        self._began = 0.0
+        self._began: float | None = None
         self._stage_began = 0.0
         self._unserved: set[int] = set()
+        self._news = asyncio.Event()  # an answer, or a failure
+        self._failed = asyncio.Event()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     @property
     def seconds(self) -> float:
         """Seconds since the load began; 0 before."""
-        return self._clock() - self._began if self._began else 0.0
+        return 0.0 if self._began is None else self._clock() - self._began
 
     @property
     def progress(self) -> float:
         """Share of the planned time that is done, 0 to 1. Stands still while a stage lasts longer
         than planned."""
         planned = sum(stage.seconds for stage in self.stages)
+        if self._began is None:
+            return 0.0
         if not planned:
             return self.stage / len(self.stages)
         now = self.stages[self.stage]
@@ -110,17 +115,13 @@ class Load:
             if client not in self._tasks or self._tasks[client].done():
                 self._tasks[client] = asyncio.create_task(self._client(client))
         self._on_progress()
-        await asyncio.sleep(stage.seconds)
-        while self._unserved:
-            running = [task for task in self._tasks.values() if not task.done()]
-            self._raise_failure()
-            await asyncio.wait(running, timeout=0.05, return_when=asyncio.FIRST_EXCEPTION)
-        self._raise_failure()
-
-    def _raise_failure(self) -> None:
-        for task in self._tasks.values():
-            if task.done():
-                task.result()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._failed.wait(), stage.seconds)
+        while self._unserved and not self._failed.is_set():
+            await self._news.wait()
+            self._news.clear()
+        if self._failed.is_set():
+            await asyncio.gather(*self._tasks.values())  # raises what the client has raised
 
     async def _client(self, client: int) -> None:
         while client < self.clients:
@@ -130,9 +131,14 @@ class Load:
             self.in_flight += 1
             try:
                 token_ids = await self._send(prompt)
+            except Exception:
+                self._failed.set()
+                self._news.set()
+                raise
             finally:
                 self.in_flight -= 1
             self.answers.append(Answer(prompt, tuple(token_ids)))
             if stage == self.stage:
                 self._unserved.discard(client)
+            self._news.set()
             self._on_progress()
