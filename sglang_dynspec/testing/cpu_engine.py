@@ -20,6 +20,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -63,7 +64,10 @@ def server_args(
 
     Raises:
         ValueError: an algorithm that the CPU engine has no draft for.
+        UnsupportedError: speculation without overlap on 0.5.9, which would turn overlap on again.
     """
+    if algorithm is not None and not overlap:
+        _require_speculation_without_overlap()
     if models is None:
         from sglang_dynspec.testing.models import make_models
 
@@ -137,19 +141,22 @@ def install() -> None:
 
 
 class _Trigger(MetaPathFinder):
-    """Finds nothing, but notices the first import of SGLang. Costs nothing until then."""
+    """Notices the first import of SGLang. Costs nothing until then."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname == "sglang":
-            sys.meta_path.remove(self)
-            try:
-                _install_patches()
-            except BaseException:
-                sys.meta_path.insert(0, self)  # so that the next attempt fails as well
-                raise
-        return None
+        # Below "sglang" as well: another finder that takes itself off sys.meta_path while Python
+        # walks that list makes Python miss the one behind it, which may be this one.
+        if fullname.partition(".")[0] != "sglang":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            _install_patches()
+        except BaseException:
+            sys.meta_path.insert(0, self)  # so that the next attempt fails as well
+            raise
+        return find_spec(fullname)  # for the same reason: walk the list anew
 
 
 def _installed() -> bool:
@@ -163,6 +170,17 @@ def _install_patches() -> None:
     sgl_kernel_stub.install()
     common.patches.register()
     family.patches.register()
+
+
+def _require_speculation_without_overlap() -> None:
+    from sglang_dynspec.errors import UnsupportedError
+    from sglang_dynspec.testing._cpu import v0_5_9
+
+    if _family() is v0_5_9:
+        raise UnsupportedError(
+            "SGLang 0.5.9 runs EAGLEWorkerV2 under the overlap scheduler only; "
+            "leave overlap=True, or use 0.5.20 or later"
+        )
 
 
 def _family() -> Any:

@@ -46,7 +46,7 @@ from typing import Any
 __all__ = ["DRAFT_VOCAB_OFFSET", "VOCAB_SIZE", "Models", "default_directory", "make_models"]
 
 # Change it with every change of the weights: it names the directory that make_models reuses.
-_RECIPE = 1
+_RECIPE = 2
 
 _DIGITS = {"a": 8, "b": 4, "c": 4, "d": 2, "e": 2}
 VOCAB_SIZE = math.prod(_DIGITS.values())  # 512
@@ -63,7 +63,7 @@ _ROPE_THETA = 1e6
 _MAX_POSITIONS = 2048
 _RMS_EPS = 1e-6
 LOGIT_GAP = 4.0
-_NOISE = 0.1  # of the random blocks, relative to a digit's 1
+_NOISE = 0.05  # of the random blocks, relative to a digit's 1
 
 # RoPE turns elements i and i + head_dim / 2 of a head by theta ** -(2i / head_dim) a position.
 _LAG_PAIRS = range(7)  # fast: tell neighbours apart
