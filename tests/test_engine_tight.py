@@ -12,7 +12,7 @@ from support.policies import Toggle
 from sglang_dynspec import BatchSize, Never, Policy
 from sglang_dynspec.testing.scheduler import Request
 
-TIGHT = {"max_total_tokens": 700, "chunked_prefill_size": 64, "max_running_requests": 8}
+TIGHT = {"max_total_tokens": 520, "chunked_prefill_size": 64, "max_running_requests": 8}
 
 
 def tight_requests() -> list[Request]:
@@ -42,7 +42,7 @@ def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce
 
 
 @pytest.mark.parametrize(
-    "policy", [Toggle(seed=2), Never(), BatchSize(off_at=5, on_at=3)], ids=repr
+    "policy", [Toggle(seed=2), Never(), BatchSize(off_at=3, on_at=2)], ids=repr
 )
 def test_chunked_prefill_radix_hits_and_retraction(server, expected, policy: Policy):
     outputs = server.run(policy, tight_requests())

@@ -22,7 +22,7 @@ from sglang_dynspec.testing.scheduler import InProcessScheduler, Request
 TEMPERATURE = 0.8
 PROMPT = [11, 12, 13]
 REQUESTS = 3000
-FIRST_TOKENS = 20  # how many first tokens are followed to the second
+FIRST_TOKENS = 64  # how many first tokens are followed to the second
 
 
 @pytest.fixture(scope="module")

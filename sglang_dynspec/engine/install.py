@@ -140,6 +140,7 @@ def _strict() -> bool:
 def _prepare() -> Settings:
     assert _state.settings_source is not None
     settings = _state.settings_source()
+    _warn_of_unknown_variables()
     release = installed_release()
     dialect = select(release)
     problems = contract.probe((*contract.COMMON, *dialect.contract))
@@ -151,6 +152,13 @@ def _prepare() -> Settings:
     _state.dialect = dialect
     _wrap_all()
     return settings
+
+
+def _warn_of_unknown_variables() -> None:
+    from sglang_dynspec.settings import unknown_variables
+
+    for warning in unknown_variables():
+        _say(logging.WARNING, "sglang_dynspec: %s", warning)
 
 
 def _engage(scheduler: Any, settings: Settings) -> None:

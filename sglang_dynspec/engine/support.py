@@ -14,6 +14,8 @@ _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
     ("enable_two_batch_overlap", False, "two-batch overlap is not supported"),
     ("enable_pdmux", False, "PD multiplexing is not supported"),
     ("enable_lora", None, "LoRA is not supported yet"),
+    ("enable_hisparse", False, "HiSparse is not supported"),
+    ("enable_return_routed_experts", False, "returning routed experts is not supported yet"),
     (
         "speculative_adaptive",
         False,

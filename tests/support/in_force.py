@@ -52,6 +52,7 @@ class InForce:
 
         SGLang's own idle check runs at the end, and every slot must be back.
         """
+        self._forget_draft_kv()
         install.runtime().draft_state = draft_state
         self.controller.counts = Counts()
         self.controller.use(policy)
@@ -59,6 +60,13 @@ class InForce:
         assert self.slots() == self._start
         self.scheduler.flush_cache()
         return outputs
+
+    def _forget_draft_kv(self) -> None:
+        """Clear what the last run left in the draft's KV: equal requests get equal slots, so that a
+        step which writes nothing would find what should have been written."""
+        pool = install.runtime().worker.draft_worker.draft_runner.token_to_kv_pool
+        for buffer in (*pool.k_buffer, *pool.v_buffer):
+            buffer.zero_()
 
     def steps(self, num_steps: int) -> int:
         """Decode steps run with so many draft steps since the last run began."""
