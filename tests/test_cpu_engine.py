@@ -269,6 +269,7 @@ def test_chunked_prefill_radix_hits_and_retraction(models: Models) -> None:
             + [rng.randrange(4, VOCAB_SIZE) for _ in range(rng.randrange(1, 60))],
             tokens=rng.randrange(60, 150),
             arrive_at_step=2 * i,
+            ignore_eos=False,  # SGLang overcommits only where a request may end early
         )
         for i in range(10)
     ]
