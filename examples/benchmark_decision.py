@@ -2,34 +2,68 @@
 
     python examples/benchmark_decision.py [--policy "batch_size(off_at=32, on_at=24)"] [--batch 256]
 
-Runs the CPU engine in this process, so SGLang must be installed. Times every decision and every
-outcome in place, and prints them beside the time of the steps they were part of.
+Runs the CPU engine in this process, so SGLang must be installed. "In place" is between two forwards
+on the CPU, which leave nothing of ours in its caches; "back to back" is what a server with a GPU,
+whose processor does little else, comes closer to.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import sglang_dynspec
 from sglang_dynspec.testing import cpu_engine
 
+BURST = 1000
+BURST_AT = 10  # a call well within the run
 
-def timed(function: Callable[..., Any], into: list[float]) -> Callable[..., Any]:
-    """The function, with its seconds appended to a list."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            into.append(time.perf_counter() - started)
+class Stopwatch:
+    """Stands in a function's place and times every call; at one of them also many in a row."""
 
-    return call
+    def __init__(self, function: Callable[..., Any], burst: Callable[..., list[float]]) -> None:
+        self._function, self._burst = function, burst
+        self.in_place: list[float] = []
+        self.in_a_row: list[float] = []
+
+    def __call__(self, *args: Any) -> Any:
+        if len(self.in_place) == BURST_AT:
+            self.in_a_row = self._burst(self._function, *args)
+        return clock(lambda: self._function(*args), self.in_place)
+
+
+def clock(call: Callable[[], Any], into: list[float]) -> Any:
+    """Call, and append the seconds it took."""
+    started = time.perf_counter()
+    result = call()
+    into.append(time.perf_counter() - started)
+    return result
+
+
+def burst_of_decisions(decide: Callable[..., Any], runtime: Any, batch: Any) -> list[float]:
+    """Decide on the same batch over and over, with a controller beside the one in force."""
+    aside = replace(runtime, controller=copy.deepcopy(runtime.controller))
+    times: list[float] = []
+    for _ in range(BURST):
+        clock(lambda: decide(aside, batch), times)
+    return times
+
+
+def burst_of_outcomes(observe: Callable[..., Any], runtime: Any, result: Any) -> list[float]:
+    """Take in the same result over and over."""
+    aside = replace(runtime, controller=copy.deepcopy(runtime.controller))
+    times: list[float] = []
+    for _ in range(BURST):
+        again = copy.copy(result)  # the decision on it is taken off
+        clock(lambda again=again: observe(aside, again), times)
+    return times
 
 
 def main() -> None:
@@ -47,10 +81,8 @@ def main() -> None:
     from sglang_dynspec.engine import batch_prep, install, results
     from sglang_dynspec.testing.scheduler import InProcessScheduler, Request
 
-    decide: list[float] = []
-    observe: list[float] = []
-    batch_prep.decide = timed(batch_prep.decide, decide)
-    results.observe = timed(results.observe, observe)
+    decide = batch_prep.decide = Stopwatch(batch_prep.decide, burst_of_decisions)
+    observe = results.observe = Stopwatch(results.observe, burst_of_outcomes)
     draw = random.Random(0)
     requests = [
         Request([draw.randrange(4, 512) for _ in range(16)], max_new_tokens=options.tokens)
@@ -65,22 +97,22 @@ def main() -> None:
         scheduler.run(requests)
         seconds = time.perf_counter() - started
         status = install.status()
-    report(options.policy, decide, observe, seconds, status)
+    print(f"{status['steps']} decode steps at batch {options.batch}, {status['by_num_steps']}")
+    row("decision, back to back", decide.in_a_row)
+    row("outcome, back to back", observe.in_a_row)
+    row("decision, in place", decide.in_place)
+    row("outcome, in place", observe.in_place)
+    share = (sum(decide.in_place) + sum(observe.in_place)) / seconds
+    print(f"in place together {100 * share:.3f}% of the {seconds:.1f} s that the run took here")
 
 
-def report(
-    policy: str, decide: list[float], observe: list[float], seconds: float, status: dict[str, Any]
-) -> None:
-    """Print microseconds, and the share of the whole run."""
-    print(f"policy {policy}, {status['steps']} decode steps: {status['by_num_steps']}")
-    for name, times in (("decision", decide), ("outcome", observe)):
-        micro = sorted(1e6 * t for t in times)
-        print(
-            f"{name:9} median {statistics.median(micro):6.1f} us, "
-            f"99th percentile {micro[int(0.99 * len(micro))]:6.1f} us, {len(micro)} times"
-        )
-    share = (sum(decide) + sum(observe)) / seconds
-    print(f"together {100 * share:.3f}% of the {seconds:.1f} s that the steps took on this CPU")
+def row(name: str, times: list[float]) -> None:
+    """Print microseconds."""
+    micro = sorted(1e6 * t for t in times)
+    print(
+        f"{name:23} median {statistics.median(micro):6.1f} us, "
+        f"99th percentile {micro[int(0.99 * len(micro))]:6.1f} us, {len(micro)} times"
+    )
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ class Dialect(ABC):
             return "custom_logit_processor"
         if sampling.sampling_seed is not None:
             return "sampling_seed"
-        if batch.multimodal_inputs is not None and any(
-            item is not None for item in batch.multimodal_inputs
-        ):
+        inputs = batch.multimodal_inputs
+        # Counted rather than looped over: this runs before every step.
+        if inputs is not None and inputs.count(None) != len(inputs):
             return "multimodal"
         return None
 

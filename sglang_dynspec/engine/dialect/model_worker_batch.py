@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang_dynspec.engine.contract import FORWARD, Name
 from sglang_dynspec.engine.dialect.base import Dialect, pad_rows
 from sglang_dynspec.engine.temporarily import temporarily
+
+_committed_len = attrgetter("kv_committed_len")
 
 
 class ModelWorkerBatchDialect(Dialect):
@@ -57,7 +60,7 @@ class ModelWorkerBatchDialect(Dialect):
     )
 
     def context_tokens(self, batch: Any) -> int:
-        return sum([req.kv_committed_len for req in batch.reqs])
+        return sum(map(_committed_len, batch.reqs))
 
     def pending_tokens(self, draft_input: Any) -> torch.Tensor:
         return draft_input.verified_id

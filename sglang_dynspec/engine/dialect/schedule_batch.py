@@ -4,6 +4,7 @@ afterwards (Scheduler._forward_isolation), and publishes the new lengths itself.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from sglang.srt.speculative.spec_utils import draft_tp_context
 
 from sglang_dynspec.engine.contract import FORWARD, Name
 from sglang_dynspec.engine.dialect.base import Dialect, pad_rows
+
+_committed_len = attrgetter("kv.kv_committed_len")
 
 
 class ScheduleBatchDialect(Dialect):
@@ -75,7 +78,7 @@ class ScheduleBatchDialect(Dialect):
         return super().blocked(batch)
 
     def context_tokens(self, batch: Any) -> int:
-        return sum([req.kv.kv_committed_len for req in batch.reqs])
+        return sum(map(_committed_len, batch.reqs))
 
     def pending_tokens(self, draft_input: Any) -> torch.Tensor:
         return draft_input.bonus_tokens
