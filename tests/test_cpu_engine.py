@@ -520,5 +520,5 @@ def test_http_server(
     tmp_path: Path, models: Models, prompts: list[list[int]], plain_text: list[list[int]]
 ) -> None:
     with running_server("EAGLE3", tmp_path / "server.log") as server:
-        server.get("/health")
+        # It is healthy by now: running_server has waited for /health.
         assert [server.generate(prompt, 60) for prompt in prompts[:3]] == plain_text[:3]
