@@ -13,10 +13,11 @@ import textwrap
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 pytest.importorskip("rich", reason="the demo extra is not installed")
@@ -26,7 +27,6 @@ from rich.console import Console
 
 import sglang_dynspec
 from sglang_dynspec.cli import main
-from sglang_dynspec.demo import command
 from sglang_dynspec.demo.client import Client, greedy_payloads
 from sglang_dynspec.demo.compare import Difference, differences
 from sglang_dynspec.demo.errors import DemoError, UsageError
@@ -646,8 +646,9 @@ def test_what_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = command.find_spec
-    monkeypatch.setattr(command, "find_spec", lambda n: None if n == missing else found(n))
+    monkeypatch.setattr(
+        "sglang_dynspec.demo.command.find_spec", lambda n: None if n == missing else find_spec(n)
+    )
     assert main(["demo"]) == 2
     assert message in capsys.readouterr().err
 

@@ -63,7 +63,7 @@ class Report:
             task = bar.add_task("load", total=1.0, state="")
 
             def update(load: Load) -> None:
-                state = f"{load.clients} clients, {len(load.answers)} answers"
+                state = f"{_clients(load)}, {len(load.answers)} answers"
                 bar.update(task, completed=load.progress, state=state)
 
             yield update
@@ -87,11 +87,15 @@ class Report:
             if load.stage != shown:
                 shown = load.stage
                 self.line(
-                    f"  stage {shown + 1} of {len(load.stages)}: {load.clients} clients "
+                    f"  stage {shown + 1} of {len(load.stages)}: {_clients(load)} "
                     f"(at {load.seconds:.1f} s, {len(load.answers)} answers so far)"
                 )
 
         return update
+
+
+def _clients(load: Load) -> str:
+    return f"{load.clients} client{'' if load.clients == 1 else 's'}"
 
 
 def _row(phase: Interval) -> tuple[str, ...]:

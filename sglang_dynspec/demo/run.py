@@ -149,6 +149,7 @@ def _compared(
     payloads: Sequence[Mapping[str, Any]],
     answers: Sequence[Answer],
 ) -> tuple[list[Difference], frozenset[int]]:
+    asked = sorted({answer.prompt for answer in answers})
     port = free_port()
     with server(
         "the server without speculation",
@@ -162,21 +163,22 @@ def _compared(
         ):
             running.wait_ready(plan.start_timeout)
         with report.working(
-            f"Answering the {len(payloads)} prompts without speculation", "Outputs compared"
+            "Answering the same prompts without speculation",
+            f"{len(answers)} outputs compared to those of {len(asked)} prompts",
         ):
             return _explained(
-                running, _compare(running.url, payloads, answers, at_a_time=plan.peak)
+                running, _compare(running.url, payloads, asked, answers, at_a_time=plan.peak)
             )
 
 
 async def _compare(
     url: str,
     payloads: Sequence[Mapping[str, Any]],
+    asked: Sequence[int],
     answers: Sequence[Answer],
     *,
     at_a_time: int,
 ) -> tuple[list[Difference], frozenset[int]]:
-    asked = sorted({answer.prompt for answer in answers})
     async with Client(url) as client:
         expected = await _answers(client, payloads, asked, at_a_time)
         found = differences(answers, expected)
