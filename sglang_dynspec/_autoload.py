@@ -51,9 +51,15 @@ def _arm(route: str) -> None:
 
 
 class _BeforeSglang:
-    """Finds no module; hears of the first import of SGLang and leaves."""
+    """Finds no module, but hears of the first import of SGLang.
+
+    It stays where it is: Python is walking ``sys.meta_path`` when it hears, and would skip the next
+    finder if this one left.
+    """
+
+    heard = False
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name == "sglang":
-            sys.meta_path.remove(self)
+        if name == "sglang" and not self.heard:
+            self.heard = True
             _arm("interpreter start")
