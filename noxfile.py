@@ -12,7 +12,16 @@ RELEASES = ["0.5.9", "0.5.23"]
 # One torch for both: the CPU engine runs each release on it. torchvision must match it exactly.
 TORCH = ["torch==2.14.1", "torchvision==0.29.1"]
 # The libraries that mypy reads the types of.
-TYPED = ["wrapt>=2.4.1,<3", "pytest", "hypothesis", "rich", "matplotlib", "tomli", "numpy"]
+TYPED = [
+    "wrapt>=2.4.1,<3",
+    "pytest",
+    "hypothesis",
+    "rich",
+    "matplotlib",
+    "tomli",
+    "numpy",
+    "aiohttp",
+]
 
 
 def build_wheel(session: nox.Session) -> str:
