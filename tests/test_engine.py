@@ -14,11 +14,18 @@ from support.policies import Alternate, PlainFirst, Recorder, Toggle
 from sglang_dynspec import Always, BatchSize, Never
 from sglang_dynspec.testing.scheduler import Output, Request
 
-LENGTHS = (20, 700, 45, 90, 300, 8, 160, 1)
-MIXED = [
-    Request(input_ids=p, max_new_tokens=n) for p, n in zip(prompts(8, seed=3), LENGTHS, strict=True)
-]
-LONG = [Request(input_ids=p, max_new_tokens=400) for p in prompts(8, seed=6)]
+
+def mixed(longest: int) -> list[Request]:
+    lengths = (20, longest, 45, 90, 120, 8, 160, 1)
+    return [
+        Request(input_ids=p, max_new_tokens=n)
+        for p, n in zip(prompts(8, seed=3), lengths, strict=True)
+    ]
+
+
+MIXED = mixed(180)
+LONG_MIXED = mixed(700)  # enough steps for 200 toggles
+EVEN = [Request(input_ids=p, max_new_tokens=260) for p in prompts(8, seed=6)]
 STAGGERED = [
     Request(input_ids=p, max_new_tokens=60 + 10 * (i % 3), arrive_at_step=6 * i)
     for i, p in enumerate(prompts(10, seed=4))
@@ -30,6 +37,7 @@ def expected() -> dict[str, list[list[int]]]:
     # Before any server of this module: a process has one scheduler at a time.
     return {
         "mixed": reference(MIXED),
+        "long": reference(LONG_MIXED),
         "staggered": reference(STAGGERED),
     }
 
@@ -52,7 +60,7 @@ def test_mixed_lengths(server, expected, policy, draft_state):
 
 @pytest.mark.parametrize("draft_state", ["warm", "skip"])
 def test_random_toggling(server, expected, draft_state):
-    assert ids(server.run(Toggle(seed=1), MIXED, draft_state)) == expected["mixed"]
+    assert ids(server.run(Toggle(seed=1), LONG_MIXED, draft_state)) == expected["long"]
     assert server.controller.counts.switches >= 200
 
 
@@ -69,7 +77,7 @@ def test_batch_size_under_staggered_arrivals(server, expected):
 
 def test_a_policy_sees_the_batch_and_hears_every_outcome(server):
     policy = Recorder(Alternate())
-    outputs = server.run(policy, LONG)
+    outputs = server.run(policy, EVEN)
     steps = [view.step for view in policy.views]
     assert steps == list(range(steps[0], steps[0] + len(steps)))
     assert sorted(o.step for o in policy.outcomes) == steps
@@ -77,7 +85,7 @@ def test_a_policy_sees_the_batch_and_hears_every_outcome(server):
     assert first.ladder == (0, 3)
     assert first.batch_size == 8
     # Committed tokens: the prompts; the first sampled token of each is still pending.
-    assert first.context_tokens == sum(len(r.input_ids) for r in LONG)
+    assert first.context_tokens == sum(len(r.input_ids) for r in EVEN)
     assert 0 < first.kv_usage < 1
     assert first.waiting == 0
     for view, outcome in zip(policy.views, policy.outcomes, strict=True):
@@ -105,12 +113,12 @@ def accept_length(outputs: list[Output], start: int, end: int) -> float:
 
 
 def test_warm_comes_back_with_its_acceptance_and_skip_does_not(server):
-    always = server.run(Always(), LONG)
-    warm = server.run(PlainFirst(100), LONG, "warm")
+    always = server.run(Always(), EVEN)
+    warm = server.run(PlainFirst(100), EVEN, "warm")
     assert server.steps(0) == 100
-    skip = server.run(PlainFirst(100), LONG, "skip")
+    skip = server.run(PlainFirst(100), EVEN, "skip")
     # One token came from the prefill, and one from each plain step.
     assert all(output.chunks[:101] == [1] * 101 for output in (*warm, *skip))
-    assert accept_length(warm, 101, 400) == pytest.approx(accept_length(always, 101, 400), rel=0.05)
+    assert accept_length(warm, 101, 260) == pytest.approx(accept_length(always, 101, 260), rel=0.05)
     # What shows that the models can tell: their drafts look back some twenty tokens.
     assert accept_length(skip, 101, 111) < 0.75 * accept_length(warm, 101, 111)

@@ -81,8 +81,8 @@ class StepOutcome:
     accept_lens: tuple[int, ...]
     """Tokens that each request gained, bonus token included (each >= 1)."""
     seconds: float | None = None
-    """Time since the previous decode step began, or None where that is not a step's time: after a
-    prefill, an idle gap, or a pause."""
+    """From the preparation of this step to that of the next, or to its result where steps do not
+    overlap. None where something else came between: a prefill, or the end of the batch."""
 
     @property
     def accept_length(self) -> float:
