@@ -44,7 +44,7 @@ def build_wheel(session: nox.Session) -> str:
 
 def install_engine(session: nox.Session, release: str) -> None:
     """Install unmodified SGLang for the CPU engine, and our wheel over it."""
-    session.install(*TORCH, "-r", f"requirements/sglang-{release}.txt")
+    session.install(*TORCH, "-r", f"tests/requirements/sglang-{release}.txt")
     session.install("--no-deps", f"sglang=={release}")
     session.install(f"{build_wheel(session)}[demo,testing]", "pytest", "hypothesis")
 
