@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +17,9 @@ def guarded(what: str) -> Iterator[None]:
     try:
         yield
     except Exception:
-        if os.environ.get("SGLANG_DYNSPEC_STRICT", "").lower() in ("true", "1", "yes", "y"):
+        from sglang_dynspec.settings import strict_from_environment
+
+        if strict_from_environment():
             raise
         logging.getLogger("sglang_dynspec").exception(
             "sglang_dynspec is NOT in force: %s failed. SGLang runs as it does without it.", what

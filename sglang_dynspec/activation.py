@@ -18,6 +18,7 @@ from typing import Any
 import wrapt
 
 from sglang_dynspec import __version__
+from sglang_dynspec._autoload import POLICY_VARIABLES
 from sglang_dynspec._guard import guarded
 from sglang_dynspec.errors import ConfigError, InstallError
 from sglang_dynspec.policy import Policy
@@ -88,9 +89,15 @@ def activate(
             )
         variables = settings.to_environment() | _variables_for_children()
         before = {name: os.environ.get(name) for name in variables}
+        replaced = _active
         os.environ.update(variables)
         _active = _Active("activate()", settings, before)
-        _arm()
+        try:
+            _arm()
+        except BaseException:
+            _active = replaced
+            _write_environment(before)
+            raise
 
 
 def arm_from_environment(route: str) -> None:
@@ -109,23 +116,31 @@ def arm_from_environment(route: str) -> None:
 def deactivate() -> None:
     """Leave SGLang to itself again, in this process and in those spawned from it later.
 
-    In a scheduler process the next step is SGLang's own. Wrappers stay where they are and pass
+    The variables that name a policy are taken out of the environment, whoever set them. In a
+    scheduler process the next step is SGLang's own. Wrappers stay where they are and pass
     everything through, because others may have wrapped them since.
     """
     global _active
     with _lock:
         if _active is None:
             return
-        for name, value in _active.environment_before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        _write_environment(_active.environment_before)
+        # Also one that was there before us: it would start dynspec in the next process.
+        for name in POLICY_VARIABLES:
+            os.environ.pop(name, None)
         _active = None
         if _hooked:
             from sglang_dynspec.engine import install
 
             install.disarm()
+
+
+def _write_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def status() -> dict[str, Any]:
@@ -190,8 +205,10 @@ def _variables_for_children() -> dict[str, str]:
             "effect. Start Python without that flag, or install sglang-dynspec with pip into the "
             "environment that runs SGLang"
         )
-    paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    return {"PYTHONPATH": os.pathsep.join([_BOOTSTRAP, *(p for p in paths if p != _BOOTSTRAP)])}
+    path = os.environ.get("PYTHONPATH", "")
+    if _BOOTSTRAP in path.split(os.pathsep):
+        return {}
+    return {"PYTHONPATH": f"{_BOOTSTRAP}{os.pathsep}{path}" if path else _BOOTSTRAP}
 
 
 def _pth_is_installed() -> bool:

@@ -22,6 +22,7 @@ from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.testing import cpu_engine
 
 BOOTSTRAP = Path(sglang_dynspec.__file__).parent / "bootstrap"
+NEVER_VARIABLE = {"SGLANG_DYNSPEC_POLICY": "never"}
 PROMPT = [5, 6, 7, 8]
 POLICY = "batch_size(off_at=4, on_at=3)"
 
@@ -60,17 +61,21 @@ def script(tmp_path: Path, main: str, top: str = "", head: str = HEAD) -> Path:
 
 
 def python(
-    *args: str | Path, expect: int | None = 0, **env: str
+    *args: str | Path,
+    expect: int | None = 0,
+    interpreter: str | Path = sys.executable,
+    **env: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run an interpreter with the CPU engine's environment and nothing of dynspec beyond `env`."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_DYNSPEC_")}
     done = subprocess.run(
-        [sys.executable, *map(str, args)],
+        [str(interpreter), *map(str, args)],
         env=clean | cpu_engine.environment() | env,
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
+        cwd="/",  # not where "" on sys.path would find the source tree
     )
     if expect is not None:
         assert done.returncode == expect, done.stdout + done.stderr
@@ -190,17 +195,102 @@ def test_a_server_with_a_policy_that_does_not_exist_serves_and_says_why(tmp_path
     assert "sglang_dynspec is NOT in force" in (tmp_path / "server.log").read_text()
 
 
-def test_strict_stops_a_server_that_dynspec_cannot_be_in_force_on(tmp_path):
+@pytest.mark.parametrize("through", ["variable", "file"])
+def test_strict_stops_a_server_that_dynspec_cannot_be_in_force_on(tmp_path, through):
+    file = tmp_path / "dynspec.toml"
+    file.write_text('policy = "never"\nstrict = true\n')
     done = python(
         "-m",
         "sglang.launch_server",
         *cpu_engine.command_line(None, port=free_port()),
         expect=None,
-        SGLANG_DYNSPEC_POLICY="never",
-        SGLANG_DYNSPEC_STRICT="1",
+        **(
+            {"SGLANG_DYNSPEC_CONFIG": str(file)}
+            if through == "file"
+            else {"SGLANG_DYNSPEC_POLICY": "never", "SGLANG_DYNSPEC_STRICT": "1"}
+        ),
     )
     assert done.returncode != 0
     assert "the server runs without speculative decoding" in done.stdout + done.stderr
+
+
+def test_deactivate_before_the_server_starts(tmp_path, reference):
+    main = "import sglang_dynspec\nsglang_dynspec.deactivate()\nserve()"
+    # By the environment alone, and by activate() over it: neither may reach the scheduler.
+    for first in ("import sglang", 'import sglang_dynspec as d\nd.activate(policy="always")'):
+        path = script(tmp_path, f"{first}\n{main}")
+        told = report(python(path, SGLANG_DYNSPEC_POLICY="never"))
+        assert told["here"]["state"] == "inactive"
+        assert told["there"] is None
+        assert told["ids"] == reference
+
+
+def test_activation_after_sglang_is_imported(tmp_path, reference):
+    main = f"import sglang.srt.managers.scheduler\n{NEVER}"
+    told = report(python(script(tmp_path, main)))
+    assert told["there"]["state"] == "in_force"
+    assert told["ids"] == reference
+
+
+# --- without an installed .pth --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter whose site-packages know nothing of us."""
+    folder = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    return folder / "bin" / "python"
+
+
+def on_path(*first: Path) -> str:
+    """PYTHONPATH with what the tests run with, as plain folders: no .pth in them is read."""
+    package = Path(sglang_dynspec.__file__).parents[1]
+    folders = [*first, package, *(p for p in sys.path if p.endswith("site-packages"))]
+    return os.pathsep.join(map(str, folders))
+
+
+def test_activate_reaches_spawned_processes_without_a_pth(tmp_path, reference, bare_python):
+    path = script(tmp_path, NEVER)
+    told = report(python(path, interpreter=bare_python, PYTHONPATH=on_path(BOOTSTRAP)))
+    assert told["there"]["state"] == "in_force"
+    assert told["ids"] == reference
+
+
+def test_bootstrap_folder_on_pythonpath_starts_dynspec(bare_python, tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import sys\nsys.theirs = __name__\n")
+    again = tmp_path / "sglang_dynspec"
+    again.symlink_to(Path(sglang_dynspec.__file__).parent)
+    probe = (
+        "import sys, json; print(json.dumps(['sglang_dynspec._autoload' in sys.modules, "
+        "getattr(sys, 'theirs', None)]))"
+    )
+
+    def run(path: str) -> Any:
+        done = python("-c", probe, interpreter=bare_python, PYTHONPATH=path, **NEVER_VARIABLE)
+        assert "Traceback" not in done.stderr, done.stderr
+        return json.loads(done.stdout)
+
+    assert run(on_path()) == [False, None]
+    assert run(on_path(BOOTSTRAP)) == [True, None]
+    assert run(on_path(BOOTSTRAP, theirs)) == [True, "sitecustomize"]
+    # The same folder once more, by another name: they must not run each other for ever.
+    assert run(on_path(BOOTSTRAP, again / "bootstrap", theirs)) == [True, "sitecustomize"]
+    # Alone: the package is found beside it.
+    assert run(os.pathsep.join([str(BOOTSTRAP)])) == [True, None]
+
+
+def test_activate_says_so_where_spawned_processes_cannot_be_reached(bare_python, tmp_path):
+    path = tmp_path / "launch.py"
+    path.write_text(
+        f"import sys\nsys.path[:0] = {on_path().split(os.pathsep)!r}\n"
+        "import sglang_dynspec\nsglang_dynspec.activate(policy='never')\n"
+    )
+    done = python("-I", path, interpreter=bare_python, expect=1)
+    assert "InstallError" in done.stderr
+    assert "install sglang-dynspec with pip" in done.stderr
 
 
 def test_foreign_sitecustomize_runs_beside_ours(tmp_path):
@@ -219,15 +309,6 @@ def test_foreign_sitecustomize_runs_beside_ours(tmp_path):
         # Behind theirs ours does not run, but the installed .pth has.
         assert ours
         assert Path(file).parent == theirs
-
-
-def test_bootstrap_folder_alone_finds_the_package_beside_it(tmp_path):
-    # -S would skip sitecustomize too, so what stands for "not installed" is a path without us.
-    probe = "import sys; sys.exit('sglang_dynspec._autoload' not in sys.modules)"
-    hide = tmp_path / "hide"
-    hide.mkdir()
-    done = python("-c", probe, PYTHONPATH=str(BOOTSTRAP), SGLANG_DYNSPEC_POLICY="never")
-    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("set_variable", [False, True])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_dynspec.engine.controller import STATIC, Controller
+from sglang_dynspec.engine.controller import STATIC, Controller, Decision
 from sglang_dynspec.policy import Always, BatchView, Never, Policy, StepOutcome
 
 LADDER = (0, 1, 3)
@@ -48,6 +48,13 @@ def view(controller: Controller, batch_size: int = 2) -> BatchView:
     return BatchView(batch_size=batch_size, ladder=controller.ladder, step=controller.next_step)
 
 
+def step(controller: Controller, blocked: str | None = None) -> Decision:
+    """Decide a step and take it."""
+    decision = controller.decide(view(controller), blocked)
+    controller.take(decision)
+    return decision
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -65,7 +72,7 @@ def test_the_largest_step_of_the_ladder_not_above_the_answer_is_run(make, answer
 
 def test_decisions_are_numbered_and_switches_counted(make):
     controller = make(Scripted(3, 3, 0, 0, 3))
-    decisions = [controller.decide(view(controller)) for _ in range(5)]
+    decisions = [step(controller) for _ in range(5)]
     assert [d.step for d in decisions] == [0, 1, 2, 3, 4]
     assert controller.counts.switches == 2
     assert controller.as_dict()["num_steps"] == 3
@@ -73,10 +80,10 @@ def test_decisions_are_numbered_and_switches_counted(make):
 
 def test_a_blocked_batch_is_never_decoded_plainly(make):
     controller = make(Scripted(0, 3, 0))
-    assert controller.decide(view(controller), blocked="grammar").num_steps == 3
+    assert step(controller, blocked="grammar").num_steps == 3
     # A wish that needs no plain decode is not a pass-through.
-    assert controller.decide(view(controller), blocked="grammar").num_steps == 3
-    assert controller.decide(view(controller)).num_steps == 0
+    assert step(controller, blocked="grammar").num_steps == 3
+    assert step(controller).num_steps == 0
     assert controller.counts.passthrough == {"grammar": 1}
 
 
@@ -86,7 +93,7 @@ def test_a_blocked_batch_is_never_decoded_plainly(make):
 def test_a_policy_that_fails_is_out_for_good_and_it_is_said_once(make, caplog, answer):
     controller = make(Scripted(0, answer, 0, 0))
     with caplog.at_level(logging.ERROR, logger="sglang_dynspec"):
-        ran = [controller.decide(view(controller)).num_steps for _ in range(4)]
+        ran = [step(controller).num_steps for _ in range(4)]
     assert ran == [0, 3, 3, 3]
     assert controller.static
     assert len(controller.policy.views) == 2  # not asked again
@@ -102,18 +109,18 @@ def test_a_policy_that_fails_in_observe_is_out_too(make, caplog):
             raise ValueError("cannot remember")
 
     controller = make(Forgetful())
-    decision = controller.decide(view(controller))
+    decision = step(controller)
     controller.finished(decision, [1, 1])
     controller.finished(decision, [1, 1])
     assert "cannot remember" in controller.failure
-    assert controller.decide(view(controller)).num_steps == 3
+    assert step(controller).num_steps == 3
     assert len(caplog.records) == 1
 
 
 def test_released_means_static_without_an_error(make, caplog):
     controller = make(Never())
     controller.release()
-    assert controller.decide(view(controller)).num_steps == 3
+    assert step(controller).num_steps == 3
     assert controller.failure is None
     assert not caplog.records
 
@@ -121,7 +128,7 @@ def test_released_means_static_without_an_error(make, caplog):
 def test_outcomes_carry_what_was_run(make):
     policy = Scripted(3, 0)
     controller = make(policy)
-    first, second = (controller.decide(view(controller)) for _ in range(2))
+    first, second = (step(controller) for _ in range(2))
     controller.finished(first, [4, 1])
     controller.finished(second, [1, 1])
     assert [(o.step, o.num_steps, o.batch_size, o.accept_lens) for o in policy.outcomes] == [
@@ -137,9 +144,9 @@ def test_outcomes_carry_what_was_run(make):
 def test_seconds_under_overlap_run_from_one_preparation_to_the_next(make, clock):
     policy = Scripted(3, 3)
     controller = make(policy)
-    first = controller.decide(view(controller))
+    first = step(controller)
     clock.now += 0.25
-    controller.decide(view(controller))
+    step(controller)
     clock.now += 9.0
     controller.finished(first, [1])
     assert policy.outcomes[0].seconds == pytest.approx(0.25)
@@ -148,7 +155,7 @@ def test_seconds_under_overlap_run_from_one_preparation_to_the_next(make, clock)
 def test_seconds_without_overlap_run_to_the_result(make, clock):
     policy = Scripted(3)
     controller = make(policy)
-    decision = controller.decide(view(controller))
+    decision = step(controller)
     clock.now += 0.5
     controller.finished(decision, [1])
     assert policy.outcomes[0].seconds == pytest.approx(0.5)
@@ -157,10 +164,10 @@ def test_seconds_without_overlap_run_to_the_result(make, clock):
 def test_a_prefill_between_two_steps_is_no_step_time(make, clock):
     policy = Scripted(3, 3)
     controller = make(policy)
-    first = controller.decide(view(controller))
+    first = step(controller)
     clock.now += 0.25
     controller.interrupt("prefill")
-    controller.decide(view(controller))
+    step(controller)
     controller.finished(first, [1])
     assert policy.outcomes[0].seconds is None
     assert controller.counts.passthrough == {"prefill": 1}
@@ -169,9 +176,50 @@ def test_a_prefill_between_two_steps_is_no_step_time(make, clock):
 def test_another_policy_takes_over_but_does_not_undo_a_failure(make):
     controller = make(Never())
     controller.use(Always())
-    assert controller.decide(view(controller)).num_steps == 3
+    assert step(controller).num_steps == 3
     controller.use(Never())
-    assert controller.decide(view(controller)).num_steps == 0
+    assert step(controller).num_steps == 0
     controller.fail("the test said so", RuntimeError("x"))
     controller.use(Never())
-    assert controller.decide(view(controller)).num_steps == 3
+    assert step(controller).num_steps == 3
+
+
+def test_a_step_that_is_decided_and_not_taken_never_was(make):
+    controller = make(Scripted(0, 0, 3))
+    controller.decide(view(controller))  # its batch was mixed into a prefill
+    assert controller.next_step == 0
+    assert controller.counts.switches == 0
+    first = step(controller)
+    assert (first.step, first.num_steps) == (0, 0)
+    assert step(controller).step == 1
+
+
+def test_a_plain_step_that_fails_counts_as_what_was_run_instead(make):
+    controller = make(Never())
+    decision = step(controller)
+    controller.instead(decision)
+    controller.finished(decision, [3])
+    assert controller.as_dict()["num_steps"] == 3
+    assert controller.as_dict()["by_num_steps"] == {"3": {"steps": 1, "requests": 1, "tokens": 3}}
+
+
+def test_an_answer_below_the_ladder_is_said_once(caplog):
+    controller = Controller(Scripted(1, 1, 3), (0, 3))
+    ran = [step(controller).num_steps for _ in range(3)]
+    assert ran == [0, 0, 3]
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "asked for 1 draft steps" in caplog.text
+    assert controller.failure is None
+
+
+class UnspeakableError(Exception):
+    """An error whose message is an error."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_error_that_cannot_be_printed_is_survived_as_well(make):
+    controller = make(Scripted(UnspeakableError()))
+    assert step(controller).num_steps == 3
+    assert "UnspeakableError" in controller.failure

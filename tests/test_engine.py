@@ -97,6 +97,17 @@ def test_a_policy_sees_the_batch_and_hears_every_outcome(server):
     assert delivered <= gained <= delivered + 8 * 8
 
 
+def test_what_only_the_radix_cache_keeps_does_not_count_as_used(server):
+    server.controller.use(Never())
+    server.scheduler.run(EVEN)  # not flushed: some 2,000 of 8,192 slots stay cached
+    policy = Recorder(Never())
+    server.controller.use(policy)
+    server.scheduler.run([Request(input_ids=[70, 71, 72], max_new_tokens=4)])
+    assert server.scheduler.scheduler.tree_cache.evictable_size() > 2000
+    assert policy.views[0].kv_usage < 0.01
+    server.scheduler.flush_cache()
+
+
 # --- the draft's state ------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import sglang_dynspec
 from sglang_dynspec import Always, Never, Policy
 from sglang_dynspec.engine import batch_prep, draft_state, install, results, support
 from sglang_dynspec.engine.dialect import installed_release
+from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Request
 
 REQUESTS = [
@@ -73,7 +75,7 @@ class AfterCalls:
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("part", ["target", "result", "draft"])
+@pytest.mark.parametrize("part", ["target", "result", "draft", "skip"])
 def test_a_plain_step_that_fails_midway_is_run_by_sglang(
     server, expected, monkeypatch, caplog, part, after
 ):
@@ -81,9 +83,10 @@ def test_a_plain_step_that_fails_midway_is_run_by_sglang(
         "target": (install.runtime().dialect, "forward_target"),
         "result": (install.runtime().dialect, "set_result"),
         "draft": (draft_state, "extend"),
+        "skip": (draft_state, "skip"),
     }[part]
     monkeypatch.setattr(owner, name, AfterCalls(getattr(owner, name), 5, after))
-    outputs = server.run(Alternate(), REQUESTS)
+    outputs = server.run(Alternate(), REQUESTS, "skip" if part == "skip" else "warm")
     assert ids(outputs) == expected
     assert "a plain decode step failed" in sglang_dynspec.status()["error"]
     assert server.steps(0) == 4
@@ -122,6 +125,23 @@ class DeactivatesAt(Policy):
         if self.left == 0:
             sglang_dynspec.deactivate()
         return 0
+
+
+def test_wrappers_entered_just_before_a_deactivation_pass_through(server):
+    with temporarily(install._state, runtime=None):
+        assert install._prepare_for_decode(lambda: "theirs", None, (), {}) == "theirs"
+        assert install._forward(lambda batch: batch, None, ("batch",), {}) == "batch"
+        assert install._process_result(lambda *args: args, None, (1, 2), {}) == (1, 2)
+
+
+def test_activation_after_the_scheduler_says_that_it_came_too_late(server, caplog):
+    sglang_dynspec.deactivate()
+    with caplog.at_level(logging.WARNING, logger="sglang_dynspec"):
+        sglang_dynspec.activate(policy="never")
+    status = sglang_dynspec.status()
+    assert status["state"] == "refused"
+    assert "was built before" in status["reason"]
+    assert "was built before" in caplog.text
 
 
 def test_deactivate_from_within_a_step(server, expected):
@@ -183,6 +203,42 @@ def test_what_plain_decode_does_not_do_goes_to_sglang_and_is_counted(shared, rea
     if request.temperature == 0:
         assert output.token_ids == theirs.token_ids
         assert output.logprobs == theirs.logprobs
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"has_grammar": True}, "grammar"),
+        ({"return_logprob": True}, "logprobs"),
+        ({"return_hidden_states": True}, "hidden_states"),
+        ({"multimodal_inputs": [None, object()]}, "multimodal"),
+        ({"sampling_info.has_custom_logit_processor": True}, "custom_logit_processor"),
+        ({"sampling_info.sampling_seed": object()}, "sampling_seed"),
+        ({"sampling_info.need_min_p_sampling": True}, "min_p"),
+        ({"sampling_info.logit_bias": object()}, "logit_bias"),
+        ({"sampling_info.has_watermark_candidates": True}, "watermark"),
+        ({"sampling_info.return_sampling_masks": [False, True]}, "sampling_mask"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_reason_is_seen_on_a_real_batch(shared, monkeypatch, changed, reason):
+    if reason in ("watermark", "sampling_mask") and installed_release() == "0.5.9":
+        pytest.skip("a later SGLang's")
+    blocked = shared.dialect.blocked
+    seen = []
+
+    def with_change(batch: Any) -> str | None:
+        before = blocked(batch)
+        with ExitStack() as stack:
+            for path, value in changed.items():
+                owner = batch.sampling_info if path.startswith("sampling_info.") else batch
+                stack.enter_context(temporarily(owner, **{path.rpartition(".")[2]: value}))
+            seen.append((before, blocked(batch)))
+        return before
+
+    monkeypatch.setattr(shared.dialect, "blocked", with_change)
+    shared.run(Never(), REQUESTS[:1])
+    assert set(seen) == {(None, reason)}
 
 
 def test_a_batch_with_one_such_request_goes_to_sglang_until_it_is_done(shared, expected):

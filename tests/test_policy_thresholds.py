@@ -93,12 +93,12 @@ def test_token_budget_keeps_the_budget_and_moves_only_outside_its_band(
         before = num_steps
 
 
-def test_the_default_slack_is_an_eighth() -> None:
-    assert [TokenBudget(most).slack for most in (1, 7, 8, 128)] == [0, 0, 1, 16]
+def test_by_default_the_answer_depends_on_the_batch_size_alone() -> None:
+    assert answers(TokenBudget(40), [10, 11, 10, 9, 8, 1]) == [3, 2, 3, 3, 3, 3]
 
 
 def test_a_batch_that_hovers_at_the_boundary_does_not_flap() -> None:
-    assert answers(TokenBudget(128), [32, 33] * 20)[1:] == [2] * 39
+    assert answers(TokenBudget(128, slack=16), [32, 33] * 20)[1:] == [2] * 39
 
 
 # --- errors -----------------------------------------------------------------------------------

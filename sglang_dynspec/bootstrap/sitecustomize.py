@@ -23,8 +23,14 @@ def _start_dynspec() -> None:
     _autoload.run()
 
 
+def _is_ours(folder: str) -> bool:
+    """Whether a folder is this one or another copy of it: two would run each other for ever."""
+    ours = os.path.join("sglang_dynspec", "bootstrap")
+    return os.path.realpath(folder or os.curdir).endswith(ours)
+
+
 def _run_shadowed_sitecustomize() -> None:
-    elsewhere = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
+    elsewhere = [folder for folder in sys.path if not _is_ours(folder)]
     spec = PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
         return
@@ -34,5 +40,7 @@ def _run_shadowed_sitecustomize() -> None:
     spec.loader.exec_module(module)
 
 
-_start_dynspec()
-_run_shadowed_sitecustomize()
+try:
+    _start_dynspec()
+finally:
+    _run_shadowed_sitecustomize()

@@ -10,8 +10,8 @@ from sglang_dynspec.policy.base import BatchView
 
 def decide(runtime: Runtime, batch: Any) -> None:
     """Decide the step that a ScheduleBatch is being prepared for; the decision stays on it."""
-    if batch.spec_info is None:
-        return
+    if batch.spec_info is None or batch.req_to_token_pool is not runtime.worker.req_to_token_pool:
+        return  # nothing to decode, or another scheduler's
     decision = runtime.controller.decide(view(runtime, batch), runtime.dialect.blocked(batch))
     setattr(batch.spec_info, DECISION, decision)
 
@@ -20,12 +20,14 @@ def view(runtime: Runtime, batch: Any) -> BatchView:
     """What the policy may see of a ScheduleBatch; nothing of it waits for the device."""
     controller, scheduler = runtime.controller, runtime.scheduler
     allocator = scheduler.token_to_kv_pool_allocator
+    # As SGLang counts: what only the radix cache keeps is there for the taking.
+    free = allocator.available_size() + scheduler.tree_cache.evictable_size()
     return BatchView(
         batch_size=len(batch.reqs),
         ladder=controller.ladder,
         context_tokens=runtime.dialect.context_tokens(batch),
         waiting=len(scheduler.waiting_queue),
-        kv_usage=1.0 - allocator.available_size() / allocator.size,
+        kv_usage=1.0 - free / allocator.size,
         last_num_steps=controller.last_num_steps,
         step=controller.next_step,
     )

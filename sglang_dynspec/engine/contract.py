@@ -1,8 +1,10 @@
-"""Every name of SGLang that dynspec wraps, calls or reads, with the reason.
+"""The names of SGLang that dynspec wraps, calls or reads, with the reason.
 
-This is the register to look at when a new SGLang release comes out: what is listed here must be
-there, and nothing else of SGLang is touched. ``probe`` holds the table against the SGLang that is
-installed, before anything is wrapped.
+This is the register to look at when a new SGLang release comes out. ``probe`` holds the names
+against the SGLang that is installed, before the wrappers around its steps are set; ``probe_live``
+holds attributes against the objects of a running server, where no class declares them, before
+dynspec is in force. (Only ``Scheduler.__init__`` and ``get_internal_state`` are wrapped before: the
+one is where all this happens, the other is where its outcome shows.)
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ class Name:
         use: wrapped by us, called by us, or only read.
         why: what for.
         parameters: parameters that it must accept, in this order, ``self`` left out.
+        keywords: parameters that it must accept by name.
         fields: attributes that it must declare (dataclass fields, annotations or class attributes).
     """
 
@@ -33,6 +36,7 @@ class Name:
     use: Use
     why: str
     parameters: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
 
 
@@ -97,6 +101,35 @@ COMMON: tuple[Name, ...] = (
         ),
     ),
     Name(
+        "sglang.srt.server_args:ServerArgs",
+        "read",
+        "arguments that dynspec does not go together with (engine/support.py)",
+        fields=(
+            "tp_size",
+            "pp_size",
+            "enable_dp_attention",
+            "disaggregation_mode",
+            "enable_two_batch_overlap",
+            "enable_lora",
+        ),
+    ),
+    Name(
+        "sglang.srt.model_executor.forward_batch_info:ForwardMode",
+        "read",
+        "what kind of batch it is",
+        fields=("is_decode", "is_extend", "is_mixed", "is_idle"),
+    ),
+    Name(
+        "sglang.srt.layers.moe.utils:speculative_moe_backend_context",
+        "call",
+        "a context that SGLang runs its draft in",
+    ),
+    Name(
+        "sglang.srt.layers.moe.utils:speculative_moe_a2a_backend_context",
+        "call",
+        "a context that SGLang runs its draft in",
+    ),
+    Name(
         "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode",
         "read",
         "whether the target's hidden states are kept for the draft",
@@ -110,6 +143,22 @@ COMMON: tuple[Name, ...] = (
     ),
 )
 
+LIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
+    (
+        "scheduler",
+        ("waiting_queue", "req_to_token_pool", "server_args", "page_size", "tree_cache"),
+    ),
+    ("scheduler.token_to_kv_pool_allocator", ("available_size", "size")),
+    ("scheduler.tree_cache", ("evictable_size",)),
+    (
+        "scheduler.draft_worker",
+        ("target_worker", "draft_worker", "req_to_token_pool", "speculative_num_steps", "device"),
+    ),
+    ("scheduler.draft_worker.draft_worker", ("speculative_num_draft_tokens", "draft_runner")),
+    ("scheduler.draft_worker.target_worker.model_runner", ("spec_algorithm", "attn_backend")),
+)
+"""Attributes that objects of a running server must have, on every supported release."""
+
 
 def probe(names: Iterable[Name]) -> list[str]:
     """Hold names against the installed SGLang.
@@ -118,6 +167,27 @@ def probe(names: Iterable[Name]) -> list[str]:
         A sentence for each mismatch; empty when all is as the table says.
     """
     return [problem for name in names for problem in _problems(name)]
+
+
+def probe_live(scheduler: Any, attributes: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Hold attributes against the objects of a running server.
+
+    Args:
+        scheduler: SGLang's Scheduler.
+        attributes: paths of objects from the scheduler on, and what each must have.
+
+    Returns:
+        A sentence for each object that lacks some; empty when all is as the table says.
+    """
+    problems = []
+    for path, names in attributes:
+        found = scheduler
+        for part in path.split(".")[1:]:
+            found = getattr(found, part, None)
+        missing = [name for name in names if not hasattr(found, name)]
+        if missing:
+            problems.append(f"{path} has no {', '.join(missing)}")
+    return problems
 
 
 def resolve(path: str) -> Any:
@@ -143,12 +213,14 @@ def _problems(name: Name) -> list[str]:
 
 
 def _parameter_problems(name: Name, found: Any) -> list[str]:
-    if not name.parameters:
+    if not name.parameters and not name.keywords:
         return []
     has = [p for p in inspect.signature(found).parameters if p != "self"]
-    if tuple(has[: len(name.parameters)]) == name.parameters:
+    fits = tuple(has[: len(name.parameters)]) == name.parameters
+    if fits and set(name.keywords) <= set(has):
         return []
-    return [f"{name.path} takes ({', '.join(has)}), expected ({', '.join(name.parameters)}, ...)"]
+    expected = ", ".join((*name.parameters, "...", *name.keywords))
+    return [f"{name.path} takes ({', '.join(has)}), expected ({expected})"]
 
 
 def _field_problems(name: Name, found: Any) -> list[str]:

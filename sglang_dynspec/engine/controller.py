@@ -32,6 +32,10 @@ class Decision:
     """Number of the decode step, from 0."""
     num_steps: int
     """Draft steps to run, a value of the ladder."""
+    passthrough: str | None
+    """Why SGLang decides instead of the policy, or None."""
+    batch_size: int
+    """Requests in the batch."""
     started: float
     """When the step was prepared, in seconds of the controller's clock."""
     seconds: float | None = None
@@ -82,6 +86,7 @@ class Controller:
         self._clock = clock
         self._step = 0
         self._released = False
+        self._said_rounded = False
         self._previous: Decision | None = None
 
     @property
@@ -103,25 +108,33 @@ class Controller:
         self._released = True
 
     def decide(self, view: BatchView, blocked: str | None = None) -> Decision:
-        """Decide one decode step.
+        """Decide one decode step. It counts once it is taken (:meth:`take`): a batch that is being
+        prepared may still run as part of a prefill.
 
         Args:
             view: the batch about to run.
             blocked: why this batch cannot be decoded plainly, or None. Then a wish for a plain
                 step becomes SGLang's own step, counted under that reason.
         """
-        now = self._clock()
+        started = self._clock()
+        num_steps, passthrough = self._ask(view, blocked)
+        return Decision(self._step, num_steps, passthrough, view.batch_size, started)
+
+    def take(self, decision: Decision) -> None:
+        """Note that the step decided on is being run."""
         if self._previous is not None:
-            self._previous.seconds = now - self._previous.started
-        num_steps = self._ask(view, blocked)
-        decision = Decision(step=self._step, num_steps=num_steps, started=now)
-        self._step += 1
+            self._previous.seconds = decision.started - self._previous.started
         self._previous = decision
-        self.last_batch_size = view.batch_size
-        if num_steps != self.last_num_steps:
-            self.counts.switches += 1
-            self.last_num_steps = num_steps
-        return decision
+        self._step += 1
+        self.last_batch_size = decision.batch_size
+        if decision.passthrough is not None:
+            self.counts.passthrough[decision.passthrough] += 1
+        self._ran(decision.num_steps)
+
+    def instead(self, decision: Decision) -> None:
+        """Note that SGLang runs a step of its own for a plain one that failed."""
+        decision.num_steps = self.ladder[-1]
+        self._ran(decision.num_steps)
 
     def interrupt(self, reason: str) -> None:
         """Note a batch that is none of ours (prefill, idle): the time to the next decode step is
@@ -156,13 +169,13 @@ class Controller:
         try:
             self.policy.observe(outcome)
         except Exception as error:
-            self.fail(f"policy {self.policy!r} raised in observe()", error)
+            self.fail(f"policy {self._policy_text()} raised in observe()", error)
 
     def fail(self, what: str, error: BaseException) -> None:
         """Fall back to SGLang's own behaviour for good, and say so once."""
         if self.failure is not None:
             return
-        self.failure = f"{what}: {type(error).__name__}: {error}"
+        self.failure = f"{what}: {_describe(error)}"
         logger.error(
             "sglang_dynspec: %s. Falling back to static speculation (%d draft steps) until the "
             "server is restarted; requests are not affected.",
@@ -192,20 +205,42 @@ class Controller:
         try:
             return policy_text(self.policy)
         except PolicyError:  # put here by a test, say, and without a text form
-            return repr(self.policy)
+            return type(self.policy).__name__
 
-    def _ask(self, view: BatchView, blocked: str | None) -> int:
+    def _ran(self, num_steps: int) -> None:
+        if num_steps != self.last_num_steps:
+            self.counts.switches += 1
+            self.last_num_steps = num_steps
+
+    def _ask(self, view: BatchView, blocked: str | None) -> tuple[int, str | None]:
         most = self.ladder[-1]
         if self.static:
-            self.counts.passthrough[STATIC] += 1
-            return most
+            return most, STATIC
         try:
-            num_steps = view.on_ladder(self.policy.decide(view))
+            answer = self.policy.decide(view)
+            num_steps = view.on_ladder(answer)
         except Exception as error:
-            self.fail(f"policy {self.policy!r} failed in decide()", error)
-            self.counts.passthrough[STATIC] += 1
-            return most
+            self.fail(f"policy {self._policy_text()} failed in decide()", error)
+            return most, STATIC
+        if num_steps == 0 and answer and not self._said_rounded:
+            self._say_rounded(answer)
         if num_steps == most or blocked is None:
-            return num_steps
-        self.counts.passthrough[blocked] += 1
-        return most
+            return num_steps, None
+        return most, blocked
+
+    def _say_rounded(self, answer: int) -> None:
+        self._said_rounded = True
+        logger.warning(
+            "sglang_dynspec: the policy asked for %d draft steps, but this server can run only %s, "
+            "so the step is a plain decode. Said once.",
+            answer,
+            " or ".join(map(str, self.ladder)),
+        )
+
+
+def _describe(error: BaseException) -> str:
+    """Kind and message of an exception, whatever its own ``__str__`` does."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__

@@ -21,12 +21,9 @@ class PlainTarget:
 
     def __init__(self, dialect: Dialect, worker: Any) -> None:
         self._runner = worker.target_worker.model_runner
+        self.eager = getattr(self._runner, dialect.graph_runner) is not None
+        """Whether the server runs from graphs that plain steps cannot use."""
         self._hidden = {"spec_algorithm": SpeculativeAlgorithm.NONE, dialect.graph_runner: None}
-
-    @property
-    def graphs(self) -> bool:
-        """Whether plain steps run from CUDA graphs."""
-        return False
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ import wrapt
 from sglang_dynspec.engine import contract
 from sglang_dynspec.engine.dialect import installed_release, select
 from sglang_dynspec.errors import ContractError, DynspecError, UnsupportedError
+from sglang_dynspec.settings import strict_from_environment
 
 if TYPE_CHECKING:
     from sglang_dynspec.settings import Settings
@@ -36,6 +37,7 @@ class _State:
     wrapped: bool = False
     dialect: Any = None
     runtime: Any = None
+    scheduler_seen: bool = False
     refusal: str | None = None
 
 
@@ -52,6 +54,12 @@ def arm(settings_source: SettingsSource, about: dict[str, Any]) -> None:
     _state.settings_source = settings_source
     _state.about = about
     _state.refusal = None
+    if _state.scheduler_seen and _state.runtime is None:
+        _state.refusal = (
+            "the Scheduler of this process was built before; activate dynspec before SGLang is "
+            "started"
+        )
+        _say(logging.WARNING, "sglang_dynspec is NOT in force: %s.", _state.refusal)
 
 
 def disarm() -> None:
@@ -62,13 +70,15 @@ def disarm() -> None:
         _state.runtime = None
 
 
-def hook_scheduler(_module: Any = None) -> None:
+def hook_scheduler() -> None:
     """Wrap the Scheduler's constructor, where all else is decided, and its state, where the outcome
     shows whatever it is; called after SGLang's scheduler module has been imported."""
     if _state.scheduler_hooked:
         return
-    _wrap(contract.SCHEDULER_INIT, _scheduler_init, enabled=_armed)
-    _wrap(contract.INTERNAL_STATE, _internal_state, enabled=_armed)
+    _wrap_each(
+        {contract.SCHEDULER_INIT: _scheduler_init, contract.INTERNAL_STATE: _internal_state},
+        enabled=_armed,
+    )
     _state.scheduler_hooked = True
 
 
@@ -103,15 +113,17 @@ def _in_force() -> bool:
 def _scheduler_init(
     wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    _state.runtime = None
-    settings = _attempt(_prepare, strict=None)
+    _state.refusal = None
+    # The settings themselves may be what is wrong: then only the environment can say `strict`.
+    settings = _attempt(_read_settings, strict_from_environment())
+    ready = settings is not None and _attempt(_prepare, settings.strict)
     result = wrapped(*args, **kwargs)
-    if settings is not None:
-        _attempt(lambda: _engage(scheduler, settings), strict=settings.strict)
+    if ready:
+        _attempt(lambda: _engage(scheduler, settings), settings.strict)
     return result
 
 
-def _attempt(action: Callable[[], Any], strict: bool | None) -> Any:
+def _attempt(action: Callable[[], Any], strict: bool) -> Any:
     """Run a part of the installation; what fails leaves SGLang as it is, unless strict."""
     try:
         return action()
@@ -119,7 +131,7 @@ def _attempt(action: Callable[[], Any], strict: bool | None) -> Any:
         expected = isinstance(error, DynspecError)
         reason = str(error) if expected else f"{type(error).__name__}: {error}"
         _state.refusal = reason
-        if strict if strict is not None else _strict():
+        if strict:
             raise
         _say(
             logging.ERROR,
@@ -130,28 +142,36 @@ def _attempt(action: Callable[[], Any], strict: bool | None) -> Any:
         return None
 
 
-def _strict() -> bool:
-    # The settings themselves may be what is wrong, so the switch is read by itself.
-    from sglang_dynspec.settings import strict_from_environment
-
-    return strict_from_environment()
-
-
-def _prepare() -> Settings:
+def _read_settings() -> Settings:
     assert _state.settings_source is not None
     settings = _state.settings_source()
     _warn_of_unknown_variables()
+    return settings
+
+
+def _prepare() -> bool:
+    """Check the release and its names, and set the wrappers.
+
+    Returns:
+        True.
+
+    Raises:
+        UnsupportedError: the release is not supported, or not as expected.
+    """
     release = installed_release()
     dialect = select(release)
-    problems = contract.probe((*contract.COMMON, *dialect.contract))
+    _require(contract.probe((*contract.COMMON, *dialect.contract)), release, dialect)
+    _state.dialect = dialect
+    _wrap_all()
+    return True
+
+
+def _require(problems: list[str], release: str, dialect: Any) -> None:
     if problems:
         raise ContractError(
             f"SGLang {release} does not look as expected: {'; '.join(problems)}. Use a released "
             f"SGLang {dialect.family}, or a newer sglang_dynspec"
         )
-    _state.dialect = dialect
-    _wrap_all()
-    return settings
 
 
 def _warn_of_unknown_variables() -> None:
@@ -170,13 +190,30 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     refusal = support.refusal(scheduler)
     if refusal is not None:
         raise UnsupportedError(refusal)
+    dialect = _state.dialect
+    _require(
+        contract.probe_live(scheduler, (*contract.LIVE, *dialect.live)),
+        installed_release(),
+        dialect,
+    )
     worker = scheduler.draft_worker
     policy = settings.build_policy()
     controller = Controller(policy, ladder=(0, worker.speculative_num_steps))
-    target = PlainTarget(_state.dialect, worker)
-    _state.runtime = Runtime(
-        scheduler, worker, _state.dialect, controller, target, settings.draft_state
-    )
+    target = PlainTarget(dialect, worker)
+    if _state.runtime is not None:
+        _say(
+            logging.WARNING,
+            "sglang_dynspec: a second Scheduler has been built in this process; the first is left "
+            "to SGLang from now on.",
+        )
+        _state.runtime.controller.release()
+    _state.runtime = Runtime(scheduler, worker, dialect, controller, target, settings.draft_state)
+    _state.scheduler_seen = True
+    if target.eager:
+        _say(
+            logging.WARNING,
+            "sglang_dynspec: plain steps run without graphs in this version, and may be slow.",
+        )
     _say(
         logging.INFO,
         "sglang_dynspec is in force: policy %s, draft steps %s, draft state %s, SGLang %s, "
@@ -196,17 +233,21 @@ def _say(level: int, message: str, *args: Any, **kwargs: Any) -> None:
 
 
 def _wrap_all() -> None:
-    if _state.wrapped:
-        return
+    if not _state.wrapped:
+        _wrap_each(_WRAPPERS, enabled=_in_force)
+        _state.wrapped = True
+
+
+def _wrap_each(wrappers: dict[str, Any], enabled: Callable[[], bool]) -> None:
+    """Wrap all of them, or none."""
     originals: list[tuple[Any, str, Any]] = []
     try:
-        for path, wrapper in _WRAPPERS.items():
-            originals.append(_wrap(path, wrapper, enabled=_in_force))
+        for path, wrapper in wrappers.items():
+            originals.append(_wrap(path, wrapper, enabled))
     except Exception:
         for owner, attribute, original in originals:
             setattr(owner, attribute, original)
         raise
-    _state.wrapped = True
 
 
 def _wrap(path: str, wrapper: Any, enabled: Callable[[], bool]) -> tuple[Any, str, Any]:
@@ -225,10 +266,11 @@ def _prepare_for_decode(
     from sglang_dynspec.engine import batch_prep
 
     current = _state.runtime
-    try:
-        batch_prep.decide(current, batch)
-    except Exception as error:
-        current.controller.fail("the decision on a batch failed", error)
+    if current is not None:  # not deactivated by another thread since the wrapper was entered
+        try:
+            batch_prep.decide(current, batch)
+        except Exception as error:
+            current.controller.fail("the decision on a batch failed", error)
     return wrapped(*args, **kwargs)
 
 
@@ -238,7 +280,7 @@ def _forward(
     from sglang_dynspec.engine import worker as routing
 
     current = _state.runtime
-    if worker is not current.worker:
+    if current is None or worker is not current.worker:
         return wrapped(*args, **kwargs)
     return routing.forward(current, wrapped, args, kwargs)
 

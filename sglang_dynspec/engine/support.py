@@ -15,7 +15,9 @@ _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
     ("enable_pdmux", False, "PD multiplexing is not supported"),
     ("enable_lora", None, "LoRA is not supported yet"),
     ("enable_hisparse", False, "HiSparse is not supported"),
+    ("enable_unified_memory", False, "the unified memory pool is not supported yet"),
     ("enable_return_routed_experts", False, "returning routed experts is not supported yet"),
+    ("enable_return_indexer_topk", False, "returning indexer top-k is not supported yet"),
     (
         "speculative_adaptive",
         False,
@@ -59,6 +61,11 @@ def _worker_refusal(scheduler: Any) -> str | None:
             "supported: --speculative-algorithm EAGLE or EAGLE3, and on SGLang 0.5.9 "
             "SGLANG_ENABLE_SPEC_V2=1 with the overlap scheduler"
         )
+    if worker.plan_stream is not None:
+        return (
+            "the overlap plan stream is not supported yet; start the server without "
+            "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
+        )
     if worker.topk != 1:
         return (
             f"--speculative-eagle-topk is {worker.topk}, and only 1 is supported; set it to 1, "
@@ -77,6 +84,11 @@ def _argument_refusal(server_args: Any) -> str | None:
 
 
 def _model_refusal(scheduler: Any) -> str | None:
+    if scheduler.page_size != 1:
+        return (
+            f"KV pages of {scheduler.page_size} tokens are not supported yet; start the server "
+            "with --page-size 1"
+        )
     if scheduler.is_hybrid_ssm:
         return "hybrid models with state-space layers are not supported yet"
     if scheduler.is_hybrid_swa:

@@ -21,20 +21,24 @@ def forward(
     Args:
         wrapped: SGLang's bound method.
         args: its arguments; the first is the batch.
-        kwargs: ``on_publish`` and others, by release.
+        kwargs: its arguments by name, among them ``on_publish`` from 0.5.13.
     """
-    batch = args[0] if args else next(iter(kwargs.values()))
-    decision = _take_decision(runtime, batch)
+    batch = _argument(args, kwargs, 0, runtime.dialect.batch_parameter)
+    decision = None if batch is None else _take_decision(runtime, batch)
     result = None
     if decision is not None and decision.num_steps == 0:
-        result = _try_plain(runtime, batch, kwargs.get("on_publish"))
+        result = _try_plain(runtime, batch, _argument(args, kwargs, 1, "on_publish"))
         if result is None:
-            decision.num_steps = runtime.controller.ladder[-1]
+            runtime.controller.instead(decision)
     if result is None:
         result = wrapped(*args, **kwargs)
     if decision is not None:
         setattr(result, DECISION, decision)
     return result
+
+
+def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
+    return args[position] if len(args) > position else kwargs.get(name)
 
 
 def _take_decision(runtime: Runtime, batch: Any) -> Decision | None:
@@ -52,6 +56,8 @@ def _decision_on(runtime: Runtime, batch: Any) -> Decision | None:
     decision: Decision | None = vars(batch.spec_info).pop(DECISION, None)
     if decision is None:
         runtime.controller.interrupt("undecided")
+    else:
+        runtime.controller.take(decision)
     return decision
 
 

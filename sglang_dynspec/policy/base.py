@@ -38,7 +38,7 @@ class BatchView:
     waiting: int = 0
     """Requests in the waiting queue."""
     kv_usage: float = 0.0
-    """Share of the KV pool in use, 0 to 1."""
+    """Share of the KV pool that requests hold, 0 to 1; what only the radix cache keeps is free."""
     last_num_steps: int = 0
     """Draft steps of the previous decode step."""
     step: int = 0

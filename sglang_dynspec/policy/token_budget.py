@@ -19,18 +19,18 @@ class TokenBudget(Policy):
 
     Args:
         max_tokens: tokens verified in a step, >= 1.
-        slack: tokens that must be left over before the draft steps grow, 0 to ``max_tokens - 1``;
-            by default an eighth of ``max_tokens``, rounded down. With 0 the answer depends on the
-            batch size alone.
+        slack: tokens that must be left over before the draft steps grow, 0 to ``max_tokens - 1``.
+            With 0, the default, the answer depends on the batch size alone; an eighth of
+            ``max_tokens`` keeps a batch that comes and goes by a request from switching each time.
 
     Raises:
         PolicyError: a value is no whole number in its range.
     """
 
-    def __init__(self, max_tokens: int, slack: int | None = None) -> None:
+    def __init__(self, max_tokens: int, slack: int = 0) -> None:
         super().__init__()
         self.max_tokens = whole_number(self, "max_tokens", max_tokens, at_least=1)
-        self.slack = self.max_tokens // 8 if slack is None else self._checked(slack)
+        self.slack = self._checked(slack)
         self._num_steps: int | None = None
 
     def decide(self, batch: BatchView) -> int:

@@ -13,6 +13,7 @@ from sglang_dynspec import Policy
 from sglang_dynspec.engine import install
 from sglang_dynspec.engine.controller import Controller, Counts
 from sglang_dynspec.engine.dialect import installed_release
+from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Output, Request
 
 # 0.5.9 has EAGLEWorkerV2 only under the overlap scheduler.
@@ -41,6 +42,11 @@ class InForce:
     def controller(self) -> Controller:
         controller: Controller = install.runtime().controller
         return controller
+
+    @property
+    def dialect(self) -> Dialect:
+        dialect: Dialect = install.runtime().dialect
+        return dialect
 
     def slots(self) -> tuple[int, int]:
         return self.scheduler.free_kv_slots(), self.scheduler.free_request_slots()

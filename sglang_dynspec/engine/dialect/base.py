@@ -11,6 +11,9 @@ import torch
 
 from sglang_dynspec.engine.contract import Name
 
+OnPublish = Callable[[torch.Tensor], None]
+"""Told of the committed lengths after a step, shape (bs,)."""
+
 
 class Dialect(ABC):
     """The differences between releases of SGLang, one subclass for each family.
@@ -23,6 +26,10 @@ class Dialect(ABC):
     """Releases in words, for messages."""
     contract: ClassVar[tuple[Name, ...]]
     """What this family has beyond ``contract.COMMON``."""
+    batch_parameter: ClassVar[str]
+    """Name of the batch among the parameters of ``forward_batch_generation``."""
+    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]]
+    """Attributes of the running server's objects, see ``contract.LIVE``, that this family has."""
     graph_runner: ClassVar[str]
     """Attribute of the target's model runner that holds its decode graphs."""
 
@@ -116,6 +123,3 @@ def pad_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
     padded = rows.new_zeros((rows.shape[0], width, *rows.shape[1:]))
     padded[:, 0] = rows
     return padded.flatten(0, 1)
-
-
-OnPublish = Callable[[torch.Tensor], None]

@@ -25,7 +25,12 @@ class ModelWorkerBatchDialect(Dialect):
     """0.5.9."""
 
     family = "0.5.9"
+    batch_parameter = "model_worker_batch"
     graph_runner = "graph_runner"
+    live = (
+        ("scheduler.draft_worker.target_worker.model_runner", ("graph_runner",)),
+        ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
+    )
     contract = (
         Name(FORWARD, "wrap", "routed by the decision", parameters=("model_worker_batch",)),
         Name(

@@ -26,7 +26,12 @@ class ScheduleBatchDialect(Dialect):
     """0.5.23."""
 
     family = "0.5.23"
+    batch_parameter = "batch"
     graph_runner = "decode_cuda_graph_runner"
+    live = (
+        ("scheduler.draft_worker.target_worker.model_runner", ("decode_cuda_graph_runner",)),
+        ("scheduler.draft_worker.draft_worker", ("parallel_layout",)),
+    )
     contract = (
         Name(FORWARD, "wrap", "routed by the decision", parameters=("batch", "on_publish")),
         Name(
@@ -62,6 +67,13 @@ class ScheduleBatchDialect(Dialect):
             "call",
             "the plain decode itself",
             parameters=("batch",),
+            keywords=("capture_hidden_mode",),
+        ),
+        Name(
+            "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
+            "read",
+            "what plain decode would have to sample with beyond 0.5.9",
+            fields=("has_watermark_candidates", "return_sampling_masks"),
         ),
         Name(
             "sglang.srt.speculative.spec_utils:draft_tp_context",
