@@ -24,14 +24,17 @@ def run() -> None:
         from sglang_dynspec.testing import cpu_engine
 
         cpu_engine.install()
-    if any(os.environ.get(name) for name in POLICY_VARIABLES):
+    if _asked_for():
         _wait_for_sglang()
 
 
 def plugin() -> None:
     """Entry point of the group ``sglang.srt.plugins`` (SGLang 0.5.11 and later)."""
-    if any(os.environ.get(name) for name in POLICY_VARIABLES):
-        _arm("plugin entry point")
+    _arm("plugin entry point")
+
+
+def _asked_for() -> bool:
+    return any(os.environ.get(name) for name in POLICY_VARIABLES)
 
 
 def _wait_for_sglang() -> None:
@@ -42,6 +45,8 @@ def _wait_for_sglang() -> None:
 
 
 def _arm(route: str) -> None:
+    if not _asked_for():
+        return  # or no longer: deactivate() takes it back
     from sglang_dynspec._guard import guarded
 
     with guarded(f"activation by {route}"):

@@ -215,14 +215,17 @@ def test_strict_stops_a_server_that_dynspec_cannot_be_in_force_on(tmp_path, thro
 
 
 def test_deactivate_before_the_server_starts(tmp_path, reference):
-    main = "import sglang_dynspec\nsglang_dynspec.deactivate()\nserve()"
-    # By the environment alone, and by activate() over it: neither may reach the scheduler.
-    for first in ("import sglang", 'import sglang_dynspec as d\nd.activate(policy="always")'):
-        path = script(tmp_path, f"{first}\n{main}")
-        told = report(python(path, SGLANG_DYNSPEC_POLICY="never"))
-        assert told["here"]["state"] == "inactive"
-        assert told["there"] is None
-        assert told["ids"] == reference
+    # What the environment named before activate() must not come back for the scheduler.
+    main = """
+        import sglang_dynspec
+        sglang_dynspec.activate(policy="always")
+        sglang_dynspec.deactivate()
+        serve()
+    """
+    told = report(python(script(tmp_path, main), SGLANG_DYNSPEC_POLICY="never"))
+    assert told["here"]["state"] == "inactive"
+    assert told["there"] is None
+    assert told["ids"] == reference
 
 
 def test_activation_after_sglang_is_imported(tmp_path, reference):
