@@ -16,10 +16,12 @@ def test_the_installed_release_is_as_the_table_says():
 
 
 def test_every_entry_says_why_and_every_wrapped_name_is_an_entry():
-    names = (*COMMON, *select(installed_release()).contract)
+    dialect = select(installed_release())
+    names = (*COMMON, *dialect.contract)
     assert all(name.why for name in names)
     wrapped = {name.path for name in names if name.use == "wrap"}
-    assert wrapped == {contract.SCHEDULER_INIT, contract.INTERNAL_STATE, *install._WRAPPERS}
+    relay = install._RELAY_WRAPPERS if dialect.has_relay else {}
+    assert wrapped == {contract.SCHEDULER_INIT, contract.INTERNAL_STATE, *install._WRAPPERS, *relay}
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ def test_wrapping_is_all_or_nothing(monkeypatch):
         "_WRAPPERS",
         {first: install._prepare_for_decode, "sglang.srt.nowhere:X.y": install._forward},
     )
-    monkeypatch.setattr(install, "_state", install._State())
+    state = install._State(dialect=select(installed_release()))
+    monkeypatch.setattr(install, "_state", state)
     with pytest.raises(ImportError):
         install._wrap_all()
     assert vars(owner)["prepare_for_decode"] is before

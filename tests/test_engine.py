@@ -5,6 +5,7 @@ Each module-scoped server is built once; the policy is exchanged between runs.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from support.in_force import SERVERS, InForce, ids, in_force, prompts, reference
 from support.policies import Alternate, PlainFirst, Recorder, Toggle
 
 from sglang_dynspec import Always, BatchSize, Never
+from sglang_dynspec.engine import relay
 from sglang_dynspec.testing.scheduler import Output, Request
 
 
@@ -106,6 +108,34 @@ def test_what_only_the_radix_cache_keeps_does_not_count_as_used(server):
     assert server.scheduler.scheduler.tree_cache.evictable_size() > 2000
     assert policy.views[0].kv_usage < 0.01
     server.scheduler.flush_cache()
+
+
+def test_plain_steps_neither_wait_for_lengths_nor_relay_proposals(server, monkeypatch):
+    if not (server.dialect.has_relay and server.scheduler.scheduler.enable_overlap):
+        pytest.skip("FutureMap relays by pool index from 0.5.13 on, under overlap")
+    done: Counter[str] = Counter()
+
+    def counted(name):
+        original = getattr(relay, name)
+
+        def call(*args, **kwargs):
+            did = original(*args, **kwargs)
+            done[name] += did
+            return did
+
+        return call
+
+    for name in ("resolve_lengths", "resolve_extras", "stash"):
+        monkeypatch.setattr(relay, name, counted(name))
+    server.run(Never(), EVEN, "skip")
+    plain = server.steps(0)
+    assert done == {"resolve_lengths": plain - 1, "resolve_extras": plain, "stash": plain}
+    done.clear()
+    server.run(Never(), EVEN, "warm")
+    assert +done == {"resolve_lengths": server.steps(0) - 1}
+    done.clear()
+    server.run(Always(), EVEN, "skip")
+    assert not +done
 
 
 # --- the draft's state ------------------------------------------------------------------------

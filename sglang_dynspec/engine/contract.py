@@ -45,6 +45,10 @@ PREPARE_FOR_DECODE = "sglang.srt.managers.schedule_batch:ScheduleBatch.prepare_f
 FORWARD = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.forward_batch_generation"
 PROCESS_RESULT = "sglang.srt.managers.scheduler:Scheduler.process_batch_result"
 INTERNAL_STATE = "sglang.srt.managers.scheduler:Scheduler.get_internal_state"
+RUN_BATCH = "sglang.srt.managers.scheduler:Scheduler.run_batch"
+RESOLVE_EXTRAS = "sglang.srt.managers.overlap_utils:FutureMap._resolve_spec_extras"
+RESOLVE_LENGTHS = "sglang.srt.managers.overlap_utils:FutureMap.resolve_seq_lens_cpu"
+STASH = "sglang.srt.managers.overlap_utils:FutureMap.stash"
 
 # Names with the same shape on every supported release; a dialect adds those that differ.
 COMMON: tuple[Name, ...] = (

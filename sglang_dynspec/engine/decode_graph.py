@@ -2,31 +2,81 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.engine.temporarily import temporarily
+from sglang_dynspec.errors import InstallError
+
+logger = logging.getLogger("sglang_dynspec")
 
 
 class PlainTarget:
     """Hides speculation from the target's model runner while a plain step runs.
 
     The target's graph runner has captured TARGET_VERIFY, not DECODE, because its
-    ``spec_algorithm`` was set at capture; a plain step must not replay that, and runs eagerly.
+    ``spec_algorithm`` was set at capture; a plain step must not replay that. It runs from graphs of
+    its own once :meth:`capture` has made them, and eagerly before.
     """
 
     def __init__(self, dialect: Dialect, worker: Any) -> None:
+        self._dialect = dialect
         self._runner = worker.target_worker.model_runner
-        self.eager = getattr(self._runner, dialect.graph_runner) is not None
-        """Whether the server runs from graphs that plain steps cannot use."""
-        self._hidden = {"spec_algorithm": SpeculativeAlgorithm.NONE, dialect.graph_runner: None}
+        self._values = {"spec_algorithm": SpeculativeAlgorithm.NONE, dialect.graph_runner: None}
+
+    def capture(self, *, keep_hidden: bool, strict: bool) -> None:
+        """Capture decode graphs for the batch sizes of SGLang's own, where SGLang has any.
+
+        Args:
+            keep_hidden: capture the hidden states that the draft model consumes.
+            strict: a capture that fails stops the server; otherwise plain steps run eagerly.
+
+        Raises:
+            InstallError: the capture failed, under strict.
+        """
+        if getattr(self._runner, self._dialect.graph_runner, None) is None:
+            return  # --disable-cuda-graph, or a device without graphs
+        started = time.perf_counter()
+        free_before, _ = torch.cuda.mem_get_info()
+        try:
+            with self.active():
+                graphs = self._dialect.capture_decode_graphs(self._runner, keep_hidden=keep_hidden)
+        except Exception as error:
+            self._capture_failed(error, strict)
+            return
+        if not graphs:
+            logger.warning(
+                "sglang_dynspec: plain decode has not been tried with CUDA graphs on this release, and "
+                "runs without them; expect it to be slow."
+            )
+            return
+        self._values.update(graphs)
+        free_after, _ = torch.cuda.mem_get_info()
+        logger.info(
+            "sglang_dynspec: CUDA graphs of plain decode captured: %.1f s, %.2f GB of GPU memory.",
+            time.perf_counter() - started,
+            (free_before - free_after) / (1 << 30),
+        )
+
+    def _capture_failed(self, error: Exception, strict: bool) -> None:
+        what = (
+            "capturing CUDA graphs of plain decode failed "
+            f"({type(error).__name__}: {error}). If GPU memory is short, lower "
+            "--mem-fraction-static or --cuda-graph-max-bs"
+        )
+        if strict:
+            raise InstallError(what) from error
+        logger.error("sglang_dynspec: %s. Plain steps run without graphs.", what, exc_info=error)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """The model runner without speculation; restored exactly at the end."""
-        with temporarily(self._runner, **self._hidden):
+        with temporarily(self._runner, **self._values):
             yield

@@ -36,10 +36,7 @@ def extend(dialect: Dialect, worker: Any, batch: Any, result: Any, width: int) -
 
 
 def skip(result: Any, draft_input: Any) -> None:
-    """Hand the last proposal on, stale as it is (``skip``).
-
-    FutureMap stores and takes its shapes and dtypes from all of these, so none may be missing.
-    """
+    """Hand the last proposal on, stale as it is (``skip``), or none where none was relayed."""
     following = result.next_draft_input
     following.topk_p = draft_input.topk_p
     following.topk_index = draft_input.topk_index

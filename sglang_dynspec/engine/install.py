@@ -200,6 +200,7 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     policy = settings.build_policy()
     controller = Controller(policy, ladder=(0, worker.speculative_num_steps))
     target = PlainTarget(dialect, worker)
+    target.capture(keep_hidden=settings.draft_state == "warm", strict=settings.strict)
     if _state.runtime is not None:
         _say(
             logging.WARNING,
@@ -209,11 +210,6 @@ def _engage(scheduler: Any, settings: Settings) -> None:
         _state.runtime.controller.release()
     _state.runtime = Runtime(scheduler, worker, dialect, controller, target, settings.draft_state)
     _state.scheduler_seen = True
-    if target.eager:
-        _say(
-            logging.WARNING,
-            "sglang_dynspec: plain steps run without graphs in this version, and may be slow.",
-        )
     _say(
         logging.INFO,
         "sglang_dynspec is in force: policy %s, draft steps %s, draft state %s, SGLang %s, "
@@ -234,7 +230,8 @@ def _say(level: int, message: str, *args: Any, **kwargs: Any) -> None:
 
 def _wrap_all() -> None:
     if not _state.wrapped:
-        _wrap_each(_WRAPPERS, enabled=_in_force)
+        relayed = _RELAY_WRAPPERS if _state.dialect.has_relay else {}
+        _wrap_each(_WRAPPERS | relayed, enabled=_in_force)
         _state.wrapped = True
 
 
@@ -301,6 +298,43 @@ def _process_result(
     return returned
 
 
+def _run_batch(
+    wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from sglang_dynspec.engine import relay
+
+    result = wrapped(*args, **kwargs)
+    current = _state.runtime
+    if current is None or scheduler is not current.scheduler:
+        return result
+    try:
+        relay.note_lengths(current, args[0] if args else kwargs["batch"], result)
+    except Exception as error:
+        current.controller.fail("noting the lengths after a plain step failed", error)
+    return result
+
+
+def _before(name: str) -> Any:
+    """A wrapper that lets a function of ``relay`` do the work, and SGLang where it does not."""
+
+    def wrapper(
+        wrapped: Callable[..., Any], future_map: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        from sglang_dynspec.engine import relay
+
+        current = _state.runtime
+        if current is None:
+            return wrapped(*args, **kwargs)
+        try:
+            if getattr(relay, name)(current, future_map, *args, **kwargs):
+                return None
+        except Exception as error:
+            current.controller.fail(f"the relay between steps failed ({name})", error)
+        return wrapped(*args, **kwargs)
+
+    return wrapper
+
+
 def _internal_state(
     wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -317,4 +351,11 @@ _WRAPPERS: dict[str, Any] = {
     contract.PREPARE_FOR_DECODE: _prepare_for_decode,
     contract.FORWARD: _forward,
     contract.PROCESS_RESULT: _process_result,
+}
+
+_RELAY_WRAPPERS: dict[str, Any] = {
+    contract.RUN_BATCH: _run_batch,
+    contract.RESOLVE_EXTRAS: _before("resolve_extras"),
+    contract.RESOLVE_LENGTHS: _before("resolve_lengths"),
+    contract.STASH: _before("stash"),
 }

@@ -52,6 +52,7 @@ def run(
         draft_state.extend(dialect, worker, batch, result, width)
     else:
         draft_state.skip(result, draft_input)
+        dialect.publish_read_done(worker)
     return result
 
 

@@ -85,5 +85,12 @@ def _try_plain(runtime: Runtime, batch: Any, on_publish: Any) -> Any:
         # Nothing is committed yet: the KV written lies past the committed length, and lengths that
         # were published are published again. SGLang's own step can take over from the same batch.
         vars(batch).update(before)
+        _resolve_proposals(runtime, batch)
         runtime.controller.fail("a plain decode step failed", error)
         return None
+
+
+def _resolve_proposals(runtime: Runtime, batch: Any) -> None:
+    # The relay has brought only the pending tokens, if it was a step under `skip`.
+    if batch.spec_info.topk_p is None:
+        runtime.scheduler.future_map._resolve_spec_extras(batch)

@@ -10,7 +10,7 @@ from sglang_dynspec.errors import UnsupportedError
 if TYPE_CHECKING:
     from sglang_dynspec.engine.dialect.base import Dialect
 
-SUPPORTED = ("0.5.9", "0.5.23")
+SUPPORTED = ("0.5.9", "0.5.17", "0.5.23")
 """Releases that the test suite runs on."""
 
 
@@ -41,6 +41,10 @@ def select(release: str) -> Dialect:
 
         return ModelWorkerBatchDialect()
     if release == "0.5.23":
+        from sglang_dynspec.engine.dialect.schedule_batch import OwnDraftLayoutDialect
+
+        return OwnDraftLayoutDialect()
+    if release == "0.5.17":
         from sglang_dynspec.engine.dialect.schedule_batch import ScheduleBatchDialect
 
         return ScheduleBatchDialect()

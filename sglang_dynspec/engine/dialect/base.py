@@ -30,6 +30,8 @@ class Dialect(ABC):
     """Name of the batch among the parameters of ``forward_batch_generation``."""
     live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]]
     """Attributes of the running server's objects, see ``contract.LIVE``, that this family has."""
+    has_relay: ClassVar[bool] = False
+    """Whether FutureMap relays by pool index, as from 0.5.13 (see ``relay``)."""
     graph_runner: ClassVar[str]
     """Attribute of the target's model runner that holds its decode graphs."""
 
@@ -111,6 +113,22 @@ class Dialect(ABC):
     @abstractmethod
     def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
         """The contexts in which SGLang runs its draft model."""
+
+    def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
+        """Capture CUDA graphs of plain decode, in this release's own way.
+
+        Args:
+            model_runner: the target's, with speculation hidden.
+            keep_hidden: capture the hidden states that the draft model consumes.
+
+        Returns:
+            Attributes of the model runner that a plain step is to run with; empty where this
+            release's graphs have not been tried: plain steps then run eagerly.
+        """
+        return {}
+
+    def publish_read_done(self, worker: Any) -> None:  # noqa: B027 - not every release has it
+        """Tell the scheduler's stream when a plain step has read what that stream writes next."""
 
     def result_width(self, worker: Any) -> int:
         """Row width of a flattened result. The result processor of 0.5.9 reads it from the draft

@@ -1,11 +1,11 @@
-"""SGLang 0.5.23: the worker gets the scheduler's own ScheduleBatch, which the scheduler restores
-afterwards (Scheduler._forward_isolation), and publishes the new lengths itself."""
+"""SGLang 0.5.13 and later: the worker gets the scheduler's own ScheduleBatch, which the scheduler
+restores afterwards (Scheduler._forward_isolation), and publishes the new lengths itself."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from sglang.srt.layers.moe.utils import (
@@ -14,25 +14,37 @@ from sglang.srt.layers.moe.utils import (
 )
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
-from sglang.srt.speculative.spec_utils import draft_tp_context
 
-from sglang_dynspec.engine.contract import FORWARD, Name
+from sglang_dynspec.engine.contract import (
+    FORWARD,
+    RESOLVE_EXTRAS,
+    RESOLVE_LENGTHS,
+    RUN_BATCH,
+    STASH,
+    Name,
+)
 from sglang_dynspec.engine.dialect.base import Dialect, pad_rows
 
-_committed_len = attrgetter("kv.kv_committed_len")
+_committed_len = attrgetter("kv_committed_len")
+_committed_len_of_kv = attrgetter("kv.kv_committed_len")
 
 
 class ScheduleBatchDialect(Dialect):
-    """0.5.23."""
+    """0.5.17."""
 
-    family = "0.5.23"
+    family = "0.5.17"
     batch_parameter = "batch"
+    has_relay = True
     graph_runner = "decode_cuda_graph_runner"
-    live = (
-        ("scheduler.draft_worker.target_worker.model_runner", ("decode_cuda_graph_runner",)),
-        ("scheduler.draft_worker.draft_worker", ("parallel_layout",)),
+    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
+        (
+            "scheduler.draft_worker.target_worker.model_runner",
+            ("decode_cuda_graph_runner", "war_fastpath_read_done_event"),
+        ),
+        ("scheduler.draft_worker", ("war_fastpath_runner",)),
+        ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
     )
-    contract = (
+    contract: ClassVar[tuple[Name, ...]] = (
         Name(FORWARD, "wrap", "routed by the decision", parameters=("batch", "on_publish")),
         Name(
             "sglang.srt.managers.schedule_batch:ScheduleBatch",
@@ -75,16 +87,15 @@ class ScheduleBatchDialect(Dialect):
             "what plain decode would have to sample with beyond 0.5.9",
             fields=("has_watermark_candidates", "return_sampling_masks"),
         ),
+        Name(RUN_BATCH, "wrap", "lengths after a plain step", parameters=("batch",)),
+        Name(RESOLVE_EXTRAS, "wrap", "only pending tokens are needed", parameters=("batch",)),
+        Name(RESOLVE_LENGTHS, "wrap", "lengths are known", parameters=("batch",)),
         Name(
-            "sglang.srt.speculative.spec_utils:draft_tp_context",
-            "call",
-            "the draft model's own parallel layout",
+            STASH, "wrap", "only pending tokens are kept", parameters=("future_indices", "payload")
         ),
     )
 
     def blocked(self, batch: Any) -> str | None:
-        if batch.sampling_info.has_watermark_candidates:
-            return "watermark"
         if any(batch.sampling_info.return_sampling_masks or ()):
             return "sampling_mask"
         return super().blocked(batch)
@@ -116,7 +127,87 @@ class ScheduleBatchDialect(Dialect):
 
     def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
         stack = ExitStack()
+        stack.enter_context(draft_worker.draft_tp_context(draft_worker.draft_runner.tp_group))
+        stack.enter_context(speculative_moe_backend_context())
+        stack.enter_context(speculative_moe_a2a_backend_context())
+        return stack
+
+    def publish_read_done(self, worker: Any) -> None:
+        # Scheduler._apply_war_barrier looks at the draft's runner, which has not run; without its
+        # event the scheduler's stream would wait for the whole forward.
+        runner = worker.target_worker.model_runner
+        worker.war_fastpath_runner.war_fastpath_read_done_event = (
+            runner.war_fastpath_read_done_event
+        )
+        runner.war_fastpath_read_done_event = None
+
+    def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
+        runner_class = model_runner._decode_cuda_graph_runner_cls()
+        mode = CaptureHiddenMode.FULL if keep_hidden else CaptureHiddenMode.NULL
+
+        class PlainDecodeGraphRunner(runner_class):  # type: ignore[misc, valid-type]
+            """Captures with the hidden states that the draft will need, and no more."""
+
+            @property
+            def return_hidden_states_mode(self) -> Any:
+                return mode
+
+            @return_hidden_states_mode.setter
+            def return_hidden_states_mode(self, _server_wide: Any) -> None:
+                """BaseRunner sets it from the server's arguments."""
+
+        backend = model_runner._get_attention_backend(init_new_workspace=True)
+        runner = PlainDecodeGraphRunner(
+            model_runner,
+            attn_backend=backend,
+            speculative_num_steps=0,
+            speculative_num_draft_tokens=1,
+        )
+        return {"attn_backend": backend, self.graph_runner: runner}
+
+
+class OwnDraftLayoutDialect(ScheduleBatchDialect):
+    """0.5.23: the draft has a parallel layout of its own; a request's lengths are on its `kv`."""
+
+    family = "0.5.23"
+    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
+        (
+            "scheduler.draft_worker.target_worker.model_runner",
+            ("decode_cuda_graph_runner", "shared_read_done_event"),
+        ),
+        ("scheduler.draft_worker", ("last_shared_read_runner",)),
+        ("scheduler.draft_worker.draft_worker", ("parallel_layout",)),
+    )
+    contract: ClassVar[tuple[Name, ...]] = (
+        *ScheduleBatchDialect.contract,
+        Name(
+            "sglang.srt.speculative.spec_utils:draft_tp_context",
+            "call",
+            "the draft model's own parallel layout",
+        ),
+    )
+
+    def blocked(self, batch: Any) -> str | None:
+        if batch.sampling_info.has_watermark_candidates:
+            return "watermark"
+        return super().blocked(batch)
+
+    def context_tokens(self, batch: Any) -> int:
+        return sum(map(_committed_len_of_kv, batch.reqs))
+
+    def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
+        from sglang.srt.speculative.spec_utils import draft_tp_context
+
+        stack = ExitStack()
         stack.enter_context(draft_tp_context(draft_worker.parallel_layout))
         stack.enter_context(speculative_moe_backend_context())
         stack.enter_context(speculative_moe_a2a_backend_context())
         return stack
+
+    def publish_read_done(self, worker: Any) -> None:
+        runner = worker.target_worker.model_runner
+        worker.last_shared_read_runner.shared_read_done_event = runner.shared_read_done_event
+        runner.shared_read_done_event = None
+
+    def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
+        return {}
