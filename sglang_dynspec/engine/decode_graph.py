@@ -53,8 +53,8 @@ class PlainTarget:
             return
         if not graphs:
             logger.warning(
-                "sglang_dynspec: plain decode has not been tried with CUDA graphs on this release, and "
-                "runs without them; expect it to be slow."
+                "sglang_dynspec: plain decode has not been tried with the CUDA graphs of this "
+                "release, and runs without them; expect it to be slow."
             )
             return
         self._values.update(graphs)
