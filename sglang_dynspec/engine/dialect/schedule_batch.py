@@ -85,7 +85,7 @@ class ScheduleBatchDialect(Dialect):
             "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
             "read",
             "what plain decode would have to sample with beyond 0.5.9",
-            fields=("has_watermark_candidates", "return_sampling_masks"),
+            fields=("return_sampling_masks",),
         ),
         Name(RUN_BATCH, "wrap", "lengths after a plain step", parameters=("batch",)),
         Name(RESOLVE_EXTRAS, "wrap", "only pending tokens are needed", parameters=("batch",)),
@@ -180,6 +180,12 @@ class OwnDraftLayoutDialect(ScheduleBatchDialect):
     )
     contract: ClassVar[tuple[Name, ...]] = (
         *ScheduleBatchDialect.contract,
+        Name(
+            "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
+            "read",
+            "what plain decode would have to sample with beyond 0.5.17",
+            fields=("has_watermark_candidates",),
+        ),
         Name(
             "sglang.srt.speculative.spec_utils:draft_tp_context",
             "call",
