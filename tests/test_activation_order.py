@@ -55,6 +55,9 @@ def run_order(steps: list[str]) -> dict[str, Any]:
     from sglang_dynspec import _autoload, activation
     from sglang_dynspec.engine import install
 
+    # As in a process that has done nothing yet, whatever tests ran before in this one's parent.
+    activation._active, activation._hooked = None, False
+    install._state = install._State()
     for name in [n for n in os.environ if n.startswith("SGLANG_DYNSPEC_")]:
         del os.environ[name]
     before = dict(os.environ)
