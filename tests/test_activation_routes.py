@@ -254,10 +254,19 @@ def on_path(*first: Path) -> str:
 
 
 def test_activate_reaches_spawned_processes_without_a_pth(tmp_path, reference, bare_python):
-    path = script(tmp_path, NEVER)
-    told = report(python(path, interpreter=bare_python, PYTHONPATH=on_path(BOOTSTRAP)))
+    # A foreign sitecustomize is first on the path, and goes on running in every process.
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text(
+        f"import os\nopen(os.path.join({str(theirs)!r}, str(os.getpid())), 'w').close()\n"
+    )
+    head = f"{textwrap.dedent(HEAD)}\ncpu_engine.install()"
+    path = script(tmp_path, NEVER, head=head)
+    told = report(python(path, interpreter=bare_python, PYTHONPATH=on_path(theirs)))
     assert told["there"]["state"] == "in_force"
     assert told["ids"] == reference
+    ran_in = [name for name in os.listdir(theirs) if name.isdigit()]
+    assert len(ran_in) >= 3  # the script, the scheduler, the detokenizer
 
 
 def test_bootstrap_folder_on_pythonpath_starts_dynspec(bare_python, tmp_path):
