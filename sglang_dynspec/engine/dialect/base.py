@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, ClassVar
 
 import torch
+from sglang.srt.layers.moe.utils import (
+    speculative_moe_a2a_backend_context,
+    speculative_moe_backend_context,
+)
 
 from sglang_dynspec.engine.contract import Name
 
@@ -111,8 +115,16 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
+        """The context of the draft model's parallel layout."""
+
     def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
         """The contexts in which SGLang runs its draft model."""
+        stack = ExitStack()
+        stack.enter_context(self.draft_parallel_context(draft_worker))
+        stack.enter_context(speculative_moe_backend_context())
+        stack.enter_context(speculative_moe_a2a_backend_context())
+        return stack
 
     def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
         """Capture CUDA graphs of plain decode, in this release's own way.

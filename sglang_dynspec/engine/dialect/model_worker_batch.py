@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any
 
 import torch
-from sglang.srt.layers.moe.utils import (
-    speculative_moe_a2a_backend_context,
-    speculative_moe_backend_context,
-)
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
@@ -95,9 +91,8 @@ class ModelWorkerBatchDialect(Dialect):
             verified_id=ids, new_seq_lens=new_seq_lens, verify_done=done
         )
 
-    def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
-        stack = ExitStack()
-        stack.enter_context(draft_worker.draft_tp_context(draft_worker.draft_runner.tp_group))
-        stack.enter_context(speculative_moe_backend_context())
-        stack.enter_context(speculative_moe_a2a_backend_context())
-        return stack
+    def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = draft_worker.draft_tp_context(
+            draft_worker.draft_runner.tp_group
+        )
+        return context

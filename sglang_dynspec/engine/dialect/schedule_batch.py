@@ -3,15 +3,11 @@ restores afterwards (Scheduler._forward_isolation), and publishes the new length
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
-from sglang.srt.layers.moe.utils import (
-    speculative_moe_a2a_backend_context,
-    speculative_moe_backend_context,
-)
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
@@ -125,12 +121,11 @@ class ScheduleBatchDialect(Dialect):
         result.new_seq_lens = new_seq_lens
         result.next_draft_input = EagleDraftInput(bonus_tokens=ids)
 
-    def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
-        stack = ExitStack()
-        stack.enter_context(draft_worker.draft_tp_context(draft_worker.draft_runner.tp_group))
-        stack.enter_context(speculative_moe_backend_context())
-        stack.enter_context(speculative_moe_a2a_backend_context())
-        return stack
+    def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = draft_worker.draft_tp_context(
+            draft_worker.draft_runner.tp_group
+        )
+        return context
 
     def publish_read_done(self, worker: Any) -> None:
         # Scheduler._apply_war_barrier looks at the draft's runner, which has not run; without its
@@ -201,14 +196,11 @@ class OwnDraftLayoutDialect(ScheduleBatchDialect):
     def context_tokens(self, batch: Any) -> int:
         return sum(map(_committed_len_of_kv, batch.reqs))
 
-    def draft_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
+    def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
         from sglang.srt.speculative.spec_utils import draft_tp_context
 
-        stack = ExitStack()
-        stack.enter_context(draft_tp_context(draft_worker.parallel_layout))
-        stack.enter_context(speculative_moe_backend_context())
-        stack.enter_context(speculative_moe_a2a_backend_context())
-        return stack
+        context: AbstractContextManager[Any] = draft_tp_context(draft_worker.parallel_layout)
+        return context
 
     def publish_read_done(self, worker: Any) -> None:
         runner = worker.target_worker.model_runner
