@@ -22,6 +22,7 @@ class Scripted(Policy):
         self.answers = list(answers)
         self.views: list[BatchView] = []
         self.outcomes: list[StepOutcome] = []
+        self.draft_prefill: Any = True
 
     def decide(self, batch: BatchView) -> int:
         self.views.append(batch)
@@ -29,6 +30,11 @@ class Scripted(Policy):
         if isinstance(answer, Exception):
             raise answer
         return answer  # type: ignore[no-any-return]
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        if isinstance(self.draft_prefill, Exception):
+            raise self.draft_prefill
+        return self.draft_prefill  # type: ignore[no-any-return]
 
     def observe(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)
@@ -223,3 +229,27 @@ def test_an_error_that_cannot_be_printed_is_survived_as_well(make):
     controller = make(Scripted(UnspeakableError()))
     assert step(controller).num_steps == 3
     assert "UnspeakableError" in controller.failure
+
+
+# --- the draft's prefill ----------------------------------------------------------------------
+
+
+def test_the_policy_says_whether_the_draft_prefills(clock):
+    policy = Scripted()
+    controller = Controller(policy, LADDER, clock)
+    assert controller.wants_draft_prefill(view(controller)) is True
+    policy.draft_prefill = False
+    assert controller.wants_draft_prefill(view(controller)) is False
+    status = controller.as_dict()
+    assert (status["draft_prefills"], status["draft_prefills_skipped"]) == (1, 1)
+
+
+def test_the_draft_prefills_where_sglang_decides(clock):
+    policy = Scripted()
+    policy.draft_prefill = RuntimeError("no idea")
+    controller = Controller(policy, LADDER, clock)
+    assert controller.wants_draft_prefill(view(controller)) is True
+    assert controller.failure is not None
+    assert "wants_draft_prefill(): RuntimeError: no idea" in controller.failure
+    policy.draft_prefill = False
+    assert controller.wants_draft_prefill(view(controller)) is True

@@ -13,7 +13,7 @@ from support.in_force import SERVERS, InForce, ids, in_force, prompts, reference
 from support.policies import Alternate, PlainFirst, Recorder, Toggle
 
 from sglang_dynspec import Always, BatchSize, Never
-from sglang_dynspec.engine import relay
+from sglang_dynspec.engine import install, relay
 from sglang_dynspec.testing.scheduler import Output, Request
 
 
@@ -136,6 +136,45 @@ def test_plain_steps_neither_wait_for_lengths_nor_relay_proposals(server, monkey
     done.clear()
     server.run(Always(), EVEN, "skip")
     assert not +done
+
+
+# --- the draft's prefill ---------------------------------------------------------------------
+
+
+def draft_wrote_nothing(server: InForce) -> bool:
+    pool = install.runtime().worker.draft_worker.draft_runner.token_to_kv_pool
+    return not any(bool(buffer.any()) for buffer in (*pool.k_buffer, *pool.v_buffer))
+
+
+def test_never_under_skip_leaves_the_draft_model_alone(server, expected):
+    assert ids(server.run(Never(), MIXED, "skip")) == expected["mixed"]
+    counts = server.controller.counts
+    assert counts.draft_prefills == 0
+    assert counts.draft_prefills_skipped > 0
+    assert draft_wrote_nothing(server)
+    server.run(Never(), MIXED, "warm")
+    assert server.controller.counts.draft_prefills_skipped == 0
+    assert not draft_wrote_nothing(server)
+
+
+def test_prefills_with_and_without_the_draft_take_turns(server, expected):
+    outputs = server.run(Toggle(seed=2), STAGGERED, "skip")
+    assert ids(outputs) == expected["staggered"]
+    counts = server.controller.counts
+    assert counts.draft_prefills > 1
+    assert counts.draft_prefills_skipped > 1
+    assert server.controller.failure is None
+
+
+def test_a_prefill_is_judged_by_the_batch_it_leads_to(server):
+    policy = Recorder(BatchSize(off_at=4))
+    server.run(policy, STAGGERED, "skip")
+    first = policy.prefills[0]
+    assert (first.batch_size, first.context_tokens) == (1, len(STAGGERED[0].input_ids))
+    assert max(view.batch_size for view in policy.prefills) >= 4
+    counts = server.controller.counts
+    large = sum(view.batch_size >= 4 for view in policy.prefills)
+    assert 0 < large <= counts.draft_prefills_skipped < len(policy.prefills)
 
 
 # --- the draft's state ------------------------------------------------------------------------

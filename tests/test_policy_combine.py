@@ -11,6 +11,8 @@ from strategies import Scripted, answers, runs, view
 
 from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy import (
+    AcceptRate,
+    Always,
     BatchSize,
     Hysteresis,
     MinDwell,
@@ -51,6 +53,21 @@ def test_a_combination_asks_and_tells_in_every_step(make: Callable[[Policy], Pol
         policy.observe(OUTCOME)
     assert inner.asked == 3
     assert inner.heard == [OUTCOME] * 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        (Smaller(Always(), BatchSize(8)), True),
+        (Smaller(Always(), Never()), False),
+        (Hysteresis(Never(), up=3, down=3), False),
+        (Hysteresis(Always(), up=3, down=3), True),
+        (MinDwell(Never(), steps=3), False),
+        (AcceptRate(), True),
+    ],
+)
+def test_the_draft_prefills_if_every_part_wants_it(policy: Policy, wanted: bool) -> None:
+    assert policy.wants_draft_prefill(view()) is wanted
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,20 @@ def test_nothing_breaks_a_policy(policy: Policy, trace: list[BatchView | StepOut
             policy.observe(event)
 
 
+@given(policies, st.lists(nasty_views | nasty_outcomes, max_size=20), nasty_views)
+def test_a_question_about_a_prefill_changes_nothing(
+    policy: Policy, trace: list[BatchView | StepOutcome], prefill: BatchView
+) -> None:
+    asked = copy.deepcopy(policy)
+    for event in trace:
+        assert type(asked.wants_draft_prefill(prefill)) is bool
+        if isinstance(event, BatchView):
+            assert asked.decide(event) == policy.decide(event)
+        else:
+            asked.observe(event)
+            policy.observe(event)
+
+
 @given(policies, st.lists(nasty_views | nasty_outcomes, max_size=40))
 def test_two_replicas_agree_at_each_step(
     policy: Policy, trace: list[BatchView | StepOutcome]

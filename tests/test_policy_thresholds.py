@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +56,21 @@ def test_batch_size_never_moves_inside_its_band(data: st.DataObject, off_at: int
         else:
             assert answer == (3 if size <= on_at else 0)
         before = answer
+
+
+@given(
+    st.sampled_from([BatchSize(8, 5), TokenBudget(32, slack=8), Fixed(2), Never(), Always()]),
+    st.lists(batch_sizes, max_size=10),
+    batch_sizes,
+)
+def test_a_prefill_wants_the_draft_where_the_batch_it_leads_to_would_speculate(
+    policy: Policy, before: list[int], size: int
+) -> None:
+    policy = copy.deepcopy(policy)
+    answers(policy, before)
+    batch = view(size)
+    wanted = policy.wants_draft_prefill(batch)
+    assert wanted == (batch.on_ladder(policy.decide(batch)) > 0)
 
 
 # --- TokenBudget ------------------------------------------------------------------------------

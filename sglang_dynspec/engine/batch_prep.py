@@ -1,4 +1,4 @@
-"""The scheduler's batch preparation: a view of the batch, and the decision on it."""
+"""What a policy sees: views of the batch being prepared, and of the one a prefill leads to."""
 
 from __future__ import annotations
 
@@ -18,15 +18,40 @@ def decide(runtime: Runtime, batch: Any) -> None:
 
 def view(runtime: Runtime, batch: Any) -> BatchView:
     """What the policy may see of a ScheduleBatch; nothing of it waits for the device."""
+    return _view(
+        runtime,
+        batch_size=len(batch.reqs),
+        context_tokens=runtime.dialect.context_tokens(batch),
+        waiting=len(runtime.scheduler.waiting_queue),
+    )
+
+
+def after_prefill(runtime: Runtime, batch: Any) -> BatchView:
+    """The decode batch that the worker's prefill batch leads to, with those that wait as far as
+    they fit: as long as there are any, SGLang prefills before it decodes."""
+    scheduler = runtime.scheduler
+    running = scheduler.running_batch
+    waiting = len(scheduler.waiting_queue)
+    wanted = len(running.reqs) + len(batch.seq_lens) + waiting
+    batch_size = min(wanted, scheduler.max_running_requests)
+    return _view(
+        runtime,
+        batch_size=batch_size,
+        context_tokens=runtime.dialect.context_tokens(running) + int(batch.seq_lens_sum),
+        waiting=wanted - batch_size,
+    )
+
+
+def _view(runtime: Runtime, *, batch_size: int, context_tokens: int, waiting: int) -> BatchView:
     controller, scheduler = runtime.controller, runtime.scheduler
     allocator = scheduler.token_to_kv_pool_allocator
     # As SGLang counts: what only the radix cache keeps is there for the taking.
     free = allocator.available_size() + scheduler.tree_cache.evictable_size()
     return BatchView(
-        batch_size=len(batch.reqs),
+        batch_size=batch_size,
         ladder=controller.ladder,
-        context_tokens=runtime.dialect.context_tokens(batch),
-        waiting=len(scheduler.waiting_queue),
+        context_tokens=context_tokens,
+        waiting=waiting,
         kv_usage=1.0 - free / allocator.size,
         last_num_steps=controller.last_num_steps,
         step=controller.next_step,

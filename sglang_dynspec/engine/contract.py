@@ -43,6 +43,7 @@ class Name:
 SCHEDULER_INIT = "sglang.srt.managers.scheduler:Scheduler.__init__"
 PREPARE_FOR_DECODE = "sglang.srt.managers.schedule_batch:ScheduleBatch.prepare_for_decode"
 FORWARD = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.forward_batch_generation"
+DRAFT_PREFILL = "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_prefill"
 PROCESS_RESULT = "sglang.srt.managers.scheduler:Scheduler.process_batch_result"
 INTERNAL_STATE = "sglang.srt.managers.scheduler:Scheduler.get_internal_state"
 RUN_BATCH = "sglang.srt.managers.scheduler:Scheduler.run_batch"
@@ -59,6 +60,12 @@ COMMON: tuple[Name, ...] = (
         "wrap",
         "accept lengths are on the host here, and go back to the policy",
         parameters=("batch", "result"),
+    ),
+    Name(
+        DRAFT_PREFILL,
+        "wrap",
+        "left out where the policy does without it, draft state `skip`",
+        parameters=("batch", "target_hidden_states", "next_token_ids"),
     ),
     Name(
         INTERNAL_STATE,
@@ -150,7 +157,15 @@ COMMON: tuple[Name, ...] = (
 LIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "scheduler",
-        ("waiting_queue", "req_to_token_pool", "server_args", "page_size", "tree_cache"),
+        (
+            "waiting_queue",
+            "running_batch",
+            "max_running_requests",
+            "req_to_token_pool",
+            "server_args",
+            "page_size",
+            "tree_cache",
+        ),
     ),
     ("scheduler.token_to_kv_pool_allocator", ("available_size", "size")),
     ("scheduler.tree_cache", ("evictable_size",)),

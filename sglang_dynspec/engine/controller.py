@@ -58,6 +58,8 @@ class Counts:
     by_num_steps: dict[int, ModeCount] = field(default_factory=dict)
     switches: int = 0
     passthrough: Counter[str] = field(default_factory=Counter)
+    draft_prefills: int = 0
+    draft_prefills_skipped: int = 0
 
 
 class Controller:
@@ -136,6 +138,20 @@ class Controller:
         decision.num_steps = self.ladder[-1]
         self._ran(decision.num_steps)
 
+    def wants_draft_prefill(self, view: BatchView) -> bool:
+        """Ask the policy whether a prefill needs the draft model's as well; it does where SGLang
+        decides.
+
+        Args:
+            view: the decode batch that the prefill leads to.
+        """
+        wanted = self.static or self._ask_for_draft_prefill(view)
+        if wanted:
+            self.counts.draft_prefills += 1
+        else:
+            self.counts.draft_prefills_skipped += 1
+        return wanted
+
     def interrupt(self, reason: str) -> None:
         """Note a batch that is none of ours (prefill, idle): the time to the next decode step is
         not a step's time."""
@@ -198,6 +214,8 @@ class Controller:
                 for n, c in sorted(self.counts.by_num_steps.items())
             },
             "passthrough": dict(self.counts.passthrough),
+            "draft_prefills": self.counts.draft_prefills,
+            "draft_prefills_skipped": self.counts.draft_prefills_skipped,
             "error": self.failure,
         }
 
@@ -227,6 +245,13 @@ class Controller:
         if num_steps == most or blocked is None:
             return num_steps, None
         return most, blocked
+
+    def _ask_for_draft_prefill(self, view: BatchView) -> bool:
+        try:
+            return bool(self.policy.wants_draft_prefill(view))
+        except Exception as error:
+            self.fail(f"policy {self._policy_text()} failed in wants_draft_prefill()", error)
+            return True
 
     def _say_rounded(self, answer: int) -> None:
         self._said_rounded = True

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,15 @@ from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.errors import InstallError
 
 logger = logging.getLogger("sglang_dynspec")
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What capturing the graphs has taken."""
+
+    seconds: float
+    gigabytes: float
+    """GPU memory, in units of 2**30 bytes."""
 
 
 class PlainTarget:
@@ -29,6 +39,8 @@ class PlainTarget:
     def __init__(self, dialect: Dialect, worker: Any) -> None:
         self._dialect = dialect
         self._runner = worker.target_worker.model_runner
+        self.captured: Captured | None = None
+        """The graphs of plain decode, or None where it runs eagerly."""
         self._values = {"spec_algorithm": SpeculativeAlgorithm.NONE, dialect.graph_runner: None}
 
     def capture(self, *, keep_hidden: bool, strict: bool) -> None:
@@ -59,10 +71,14 @@ class PlainTarget:
             return
         self._values.update(graphs)
         free_after, _ = torch.cuda.mem_get_info()
+        self.captured = Captured(
+            seconds=time.perf_counter() - started,
+            gigabytes=(free_before - free_after) / (1 << 30),
+        )
         logger.info(
             "sglang_dynspec: CUDA graphs of plain decode captured: %.1f s, %.2f GB of GPU memory.",
-            time.perf_counter() - started,
-            (free_before - free_after) / (1 << 30),
+            self.captured.seconds,
+            self.captured.gigabytes,
         )
 
     def _capture_failed(self, error: Exception, strict: bool) -> None:
@@ -74,6 +90,10 @@ class PlainTarget:
         if strict:
             raise InstallError(what) from error
         logger.error("sglang_dynspec: %s. Plain steps run without graphs.", what, exc_info=error)
+
+    def as_dict(self) -> dict[str, float] | None:
+        """What is captured, JSON-native."""
+        return None if self.captured is None else asdict(self.captured)
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -2,7 +2,8 @@
 
 A plain step writes no KV for the draft. ``warm`` writes it at once, so that speculation comes back
 with its acceptance intact. ``skip`` leaves the hole: output stays right, because the target
-verifies every token, but acceptance suffers until the hole is far behind.
+verifies every token, but acceptance suffers until the hole is far behind. Under ``skip`` the policy
+may leave out the draft's prefill as well.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from typing import Any
 
 import torch
 
+from sglang_dynspec.engine import batch_prep
 from sglang_dynspec.engine.dialect.base import Dialect, pad_rows
+from sglang_dynspec.engine.runtime import Runtime
 
 
 def extend(dialect: Dialect, worker: Any, batch: Any, result: Any, width: int) -> None:
@@ -33,6 +36,21 @@ def extend(dialect: Dialect, worker: Any, batch: Any, result: Any, width: int) -
     with dialect.draft_context(worker.draft_worker):
         worker.draft_worker._draft_extend_for_decode(batch, result)
     output.hidden_states = None
+
+
+def instead_of_prefill(runtime: Runtime, batch: Any, next_token_ids: torch.Tensor) -> Any:
+    """The draft state after a prefill that the draft model does not take part in, or None if it is
+    to take part.
+
+    Args:
+        batch: the worker's batch, after the target's prefill.
+        next_token_ids: sampled tokens, shape (bs,).
+    """
+    if runtime.draft_state != "skip" or not runtime.dialect.is_prefill(batch):
+        return None
+    if runtime.controller.wants_draft_prefill(batch_prep.after_prefill(runtime, batch)):
+        return None
+    return runtime.dialect.blank_draft_input(runtime.worker, batch, next_token_ids)
 
 
 def skip(result: Any, draft_input: Any) -> None:

@@ -90,6 +90,7 @@ def status() -> dict[str, Any]:
             "state": "static" if runtime.controller.static else "in_force",
             **_state.about,
             "draft_state": runtime.draft_state,
+            "cuda_graphs": runtime.target.as_dict(),
             **runtime.controller.as_dict(),
         }
     if _state.refusal is not None:
@@ -282,6 +283,25 @@ def _forward(
     return routing.forward(current, wrapped, args, kwargs)
 
 
+def _draft_prefill(
+    wrapped: Callable[..., Any], draft_worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from sglang_dynspec.engine import draft_state
+
+    current = _state.runtime
+    if current is None or draft_worker is not current.worker.draft_worker:
+        return wrapped(*args, **kwargs)
+    try:
+        batch = args[0] if args else kwargs["batch"]
+        tokens = args[2] if len(args) > 2 else kwargs["next_token_ids"]
+        blank = draft_state.instead_of_prefill(current, batch, tokens)
+        if blank is not None:
+            return blank
+    except Exception as error:
+        current.controller.fail("leaving out the draft model's prefill failed", error)
+    return wrapped(*args, **kwargs)
+
+
 def _process_result(
     wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -350,6 +370,7 @@ def _internal_state(
 _WRAPPERS: dict[str, Any] = {
     contract.PREPARE_FOR_DECODE: _prepare_for_decode,
     contract.FORWARD: _forward,
+    contract.DRAFT_PREFILL: _draft_prefill,
     contract.PROCESS_RESULT: _process_result,
 }
 

@@ -66,6 +66,8 @@ def _worker_refusal(scheduler: Any) -> str | None:
             "the overlap plan stream is not supported yet; start the server without "
             "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
         )
+    if getattr(worker.draft_worker, "seed_dsa_topk_from_draft_extend", False):
+        return "models with DeepSeek sparse attention in the draft model are not supported yet"
     if worker.topk != 1:
         return (
             f"--speculative-eagle-topk is {worker.topk}, and only 1 is supported; set it to 1, "

@@ -135,6 +135,21 @@ class Policy(ABC):
         The largest value of ``batch.ladder`` that is not above the answer is run.
         """
 
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        """Say whether requests that are being prefilled need the draft model's prefill as well.
+
+        Asked before a prefill where the draft state is ``skip``. Without it the prefill costs what
+        it does on a server without speculation, but should these requests speculate after all, few
+        of their draft tokens are accepted. The default always wants it. An exception is treated as
+        one of :meth:`decide` is.
+
+        Args:
+            batch: the decode batch that the prefill leads to: requests that run, that are being
+                prefilled, and that wait, as many as the server runs at once. The context of those
+                that wait does not count.
+        """
+        return True
+
     def observe(self, outcome: StepOutcome) -> None:  # noqa: B027 - optional on purpose
         """Hear what an earlier step brought."""
 

@@ -31,11 +31,16 @@ class BatchSize(Policy):
         self._speculating = True
 
     def decide(self, batch: BatchView) -> int:
-        if batch.batch_size >= self.off_at:
-            self._speculating = False
-        elif batch.batch_size <= self.on_at:
-            self._speculating = True
+        self._speculating = self._speculates(batch)
         return batch.max_steps if self._speculating else 0
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return self._speculates(batch)
+
+    def _speculates(self, batch: BatchView) -> bool:
+        if self.on_at < batch.batch_size < self.off_at:
+            return self._speculating
+        return batch.batch_size < self.off_at
 
     def _checked(self, on_at: int) -> int:
         whole_number(self, "on_at", on_at, at_least=1)

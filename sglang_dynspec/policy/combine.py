@@ -40,6 +40,9 @@ class Smaller(Policy):
         # A list, not a generator that min() could leave early: all have to be asked.
         return min([batch.on_ladder(part.decide(batch)) for part in self.parts])
 
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return all(part.wants_draft_prefill(batch) for part in self.parts)
+
     def observe(self, outcome: StepOutcome) -> None:
         for part in self.parts:
             part.observe(outcome)
@@ -84,6 +87,9 @@ class Hysteresis(Policy):
             self._count(wish, self._held)
         assert self._held is not None
         return batch.on_ladder(self._held)
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return self.policy.wants_draft_prefill(batch)
 
     def observe(self, outcome: StepOutcome) -> None:
         self.policy.observe(outcome)
@@ -133,6 +139,9 @@ class MinDwell(Policy):
             self._times = 0
         self._times += 1
         return batch.on_ladder(self._held)
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return self.policy.wants_draft_prefill(batch)
 
     def observe(self, outcome: StepOutcome) -> None:
         self.policy.observe(outcome)

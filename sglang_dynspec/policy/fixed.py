@@ -19,6 +19,9 @@ class Never(Policy):
     def decide(self, batch: BatchView) -> int:
         return 0
 
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return False
+
 
 class Fixed(Policy):
     """Run the same number of draft steps in every step.
@@ -36,3 +39,6 @@ class Fixed(Policy):
 
     def decide(self, batch: BatchView) -> int:
         return min(self.num_steps, batch.max_steps)
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return batch.on_ladder(self.num_steps) > 0

@@ -34,11 +34,17 @@ class TokenBudget(Policy):
         self._num_steps: int | None = None
 
     def decide(self, batch: BatchView) -> int:
+        self._num_steps = self._answer(batch)
+        return self._num_steps
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return batch.on_ladder(self._answer(batch)) > 0
+
+    def _answer(self, batch: BatchView) -> int:
         fits = self._largest(batch, self.max_tokens)
         grows_to = self._largest(batch, self.max_tokens - self.slack)
         before = fits if self._num_steps is None else self._num_steps
-        self._num_steps = min(fits, max(before, grows_to))
-        return self._num_steps
+        return min(fits, max(before, grows_to))
 
     @staticmethod
     def _largest(batch: BatchView, tokens: int) -> int:

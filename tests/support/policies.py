@@ -16,7 +16,7 @@ class Alternate(Policy):
 
 
 class Toggle(Policy):
-    """A seeded coin before every step."""
+    """A seeded coin before every step, and before every prefill."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -24,6 +24,9 @@ class Toggle(Policy):
 
     def decide(self, batch: BatchView) -> int:
         return self._coin.choice((0, batch.max_steps))
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return self._coin.choice((False, True))
 
 
 class PlainFirst(Policy):
@@ -46,10 +49,15 @@ class Recorder(Policy):
         self.inner = inner
         self.views: list[BatchView] = []
         self.outcomes: list[StepOutcome] = []
+        self.prefills: list[BatchView] = []
 
     def decide(self, batch: BatchView) -> int:
         self.views.append(batch)
         return self.inner.decide(batch)
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        self.prefills.append(batch)
+        return self.inner.wants_draft_prefill(batch)
 
     def observe(self, outcome: StepOutcome) -> None:
         self.outcomes.append(outcome)

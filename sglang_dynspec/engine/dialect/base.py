@@ -48,6 +48,10 @@ class Dialect(ABC):
             and batch.spec_info.is_draft_input()
         )
 
+    def is_prefill(self, batch: Any) -> bool:
+        """Whether the worker's batch is a prefill, and nothing else."""
+        return bool(batch.forward_mode.is_extend() and not batch.forward_mode.is_mixed())
+
     def blocked(self, batch: Any) -> str | None:
         """Why plain decode cannot run this ScheduleBatch, as a word to count under, or None.
 
@@ -115,6 +119,14 @@ class Dialect(ABC):
         """
 
     @abstractmethod
+    def blank_draft_input(self, worker: Any, batch: Any, tokens: torch.Tensor) -> Any:
+        """SGLang's EagleDraftInput after a prefill, with proposals that mean nothing.
+
+        Args:
+            tokens: sampled tokens, shape (bs,).
+        """
+
+    @abstractmethod
     def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
         """The context of the draft model's parallel layout."""
 
@@ -146,6 +158,19 @@ class Dialect(ABC):
         """Row width of a flattened result. The result processor of 0.5.9 reads it from the draft
         worker, later ones from the result."""
         return int(worker.draft_worker.speculative_num_draft_tokens)
+
+
+def blank_proposals(worker: Any, tokens: torch.Tensor, hidden_size: int) -> dict[str, torch.Tensor]:
+    """Proposals for the tokens (bs,) of a chain draft (topk 1), with the fields of EagleDraftInput.
+
+    They are of the shapes and dtypes that SGLang relays, so that they mix with real ones.
+    """
+    bs, dtype = len(tokens), worker.draft_worker.draft_runner.model_config.dtype
+    return {
+        "topk_p": tokens.new_zeros((bs, 1), dtype=torch.float32),
+        "topk_index": tokens.new_zeros((bs, 1), dtype=torch.int64),
+        "hidden_states": tokens.new_zeros((bs, hidden_size), dtype=dtype),
+    }
 
 
 def pad_rows(rows: torch.Tensor, width: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_dynspec.engine.contract import FORWARD, Name
-from sglang_dynspec.engine.dialect.base import Dialect, pad_rows
+from sglang_dynspec.engine.dialect.base import Dialect, blank_proposals, pad_rows
 from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
@@ -89,6 +89,16 @@ class ModelWorkerBatchDialect(Dialect):
         result.accept_lens = torch.ones_like(ids)
         result.next_draft_input = EagleDraftInput(
             verified_id=ids, new_seq_lens=new_seq_lens, verify_done=done
+        )
+
+    def blank_draft_input(self, worker: Any, batch: Any, tokens: torch.Tensor) -> Any:
+        hidden_size = worker.draft_worker.draft_runner.model_config.hidden_size
+        return EagleDraftInput(
+            verified_id=tokens,
+            new_seq_lens=batch.seq_lens,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+            **blank_proposals(worker, tokens, hidden_size),
         )
 
     def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:

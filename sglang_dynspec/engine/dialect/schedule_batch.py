@@ -19,7 +19,8 @@ from sglang_dynspec.engine.contract import (
     STASH,
     Name,
 )
-from sglang_dynspec.engine.dialect.base import Dialect, pad_rows
+from sglang_dynspec.engine.dialect.base import Dialect, blank_proposals, pad_rows
+from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
 _committed_len_of_kv = attrgetter("kv.kv_committed_len")
@@ -121,6 +122,15 @@ class ScheduleBatchDialect(Dialect):
         result.new_seq_lens = new_seq_lens
         result.next_draft_input = EagleDraftInput(bonus_tokens=ids)
 
+    def blank_draft_input(self, worker: Any, batch: Any, tokens: torch.Tensor) -> Any:
+        hidden_size = worker.draft_worker.draft_runner.model_config.spec_hidden_size
+        return EagleDraftInput(
+            bonus_tokens=tokens,
+            num_tokens_per_req=1,
+            num_tokens_for_logprob_per_req=1,
+            **blank_proposals(worker, tokens, hidden_size),
+        )
+
     def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = draft_worker.draft_tp_context(
             draft_worker.draft_runner.tp_group
@@ -151,7 +161,10 @@ class ScheduleBatchDialect(Dialect):
             def return_hidden_states_mode(self, _server_wide: Any) -> None:
                 """BaseRunner sets it from the server's arguments."""
 
-        backend = model_runner._get_attention_backend(init_new_workspace=True)
+        # SGLang's own workspace is free: plain and speculative steps follow each other on one
+        # stream. The call below leaves what it was told on the runner.
+        with temporarily(model_runner, init_new_workspace=False):
+            backend = model_runner._get_attention_backend(init_new_workspace=False)
         runner = PlainDecodeGraphRunner(
             model_runner,
             attn_backend=backend,
