@@ -8,14 +8,17 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
 from support.in_force import InForce, ids, in_force, prompts, reference
 from support.policies import Alternate, FailsAt
 
 import sglang_dynspec
 from sglang_dynspec import Always, Never, Policy
 from sglang_dynspec.engine import batch_prep, draft_state, install, results, support
+from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.temporarily import temporarily
+from sglang_dynspec.errors import InstallError
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Request
 
 REQUESTS = [
@@ -291,3 +294,39 @@ def test_other_workers_and_models_are_refused(shared, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(scheduler, "is_hybrid_swa", True)
     assert "sliding-window" in support.refusal(scheduler)
+
+
+@pytest.fixture
+def captures_graphs(server, monkeypatch) -> PlainTarget:
+    """A target on which SGLang has graphs, so far as we can tell, and capturing ours fails."""
+    runtime = install.runtime()
+    runner = runtime.worker.target_worker.model_runner
+    monkeypatch.setattr(runner, runtime.dialect.graph_runner, object())
+
+    def out_of_memory(model_runner: Any, *, keep_hidden: bool) -> Any:
+        assert model_runner.spec_algorithm.is_none()
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(runtime.dialect, "capture_decode_graphs", out_of_memory)
+    return PlainTarget(runtime.dialect, runtime.worker)
+
+
+def test_graphs_that_cannot_be_captured_are_done_without(
+    server, captures_graphs, expected, caplog, monkeypatch
+):
+    runner = install.runtime().worker.target_worker.model_runner
+    before = dict(vars(runner))
+    with caplog.at_level(logging.ERROR, logger="sglang_dynspec"):
+        captures_graphs.capture(keep_hidden=False, strict=False)
+    assert "OutOfMemoryError: no room" in caplog.text
+    assert "lower --mem-fraction-static or --cuda-graph-max-bs" in caplog.text
+    assert vars(runner) == before
+    assert captures_graphs.as_dict() is None
+    install.runtime().target = captures_graphs
+    monkeypatch.undo()
+    assert ids(server.run(Alternate(), REQUESTS)) == expected
+
+
+def test_strict_does_not_do_without_graphs(server, captures_graphs):
+    with pytest.raises(InstallError, match=r"OutOfMemoryError: no room.*--mem-fraction-static"):
+        captures_graphs.capture(keep_hidden=False, strict=True)

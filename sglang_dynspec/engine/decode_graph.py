@@ -56,7 +56,7 @@ class PlainTarget:
         if getattr(self._runner, self._dialect.graph_runner, None) is None:
             return  # --disable-cuda-graph, or a device without graphs
         started = time.perf_counter()
-        free_before, _ = torch.cuda.mem_get_info()
+        free_before = self._free_bytes()
         try:
             with self.active():
                 graphs = self._dialect.capture_decode_graphs(self._runner, keep_hidden=keep_hidden)
@@ -70,16 +70,19 @@ class PlainTarget:
             )
             return
         self._values.update(graphs)
-        free_after, _ = torch.cuda.mem_get_info()
         self.captured = Captured(
             seconds=time.perf_counter() - started,
-            gigabytes=(free_before - free_after) / (1 << 30),
+            gigabytes=(free_before - self._free_bytes()) / (1 << 30),
         )
         logger.info(
             "sglang_dynspec: CUDA graphs of plain decode captured: %.1f s, %.2f GB of GPU memory.",
             self.captured.seconds,
             self.captured.gigabytes,
         )
+
+    def _free_bytes(self) -> int:
+        query = getattr(torch.get_device_module(self._runner.device), "mem_get_info", None)
+        return 0 if query is None else int(query()[0])  # a CPU has no such figure
 
     def _capture_failed(self, error: Exception, strict: bool) -> None:
         what = (

@@ -54,6 +54,8 @@ def stash(runtime: Runtime, future_map: Any, future_indices: Any, payload: Any) 
     Returns:
         Whether that was all; if not, SGLang's own is to run.
     """
+    if isinstance(payload, torch.Tensor):  # up to 0.5.14, of batches without speculation
+        return False
     if payload.topk_p is not None or payload.bonus_tokens is None:
         return False
     kept = future_map.output_tokens_buf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,18 @@ from sglang_dynspec.errors import UnsupportedError
 if TYPE_CHECKING:
     from sglang_dynspec.engine.dialect.base import Dialect
 
-SUPPORTED = ("0.5.9", "0.5.17", "0.5.23")
-"""Releases that the test suite runs on; 0.5.17 has been run on a GPU by hand instead."""
+_DIALECTS = {
+    "0.5.9": ("model_worker_batch", "ModelWorkerBatchDialect"),
+    "0.5.13": ("schedule_batch_early", "WholeForwardBarrierDialect"),
+    "0.5.14": ("schedule_batch_early", "ModeOnBatchDialect"),
+    "0.5.15": ("schedule_batch_early", "ModeOnBatchDialect"),
+    "0.5.16": ("schedule_batch_early", "RecapturingGraphsDialect"),
+    "0.5.17": ("schedule_batch", "ScheduleBatchDialect"),
+    "0.5.23": ("schedule_batch", "OwnDraftLayoutDialect"),
+}
+
+SUPPORTED = tuple(_DIALECTS)
+"""The test suite runs on the oldest and the newest; those between were run on a GPU by hand."""
 
 
 def installed_release() -> str:
@@ -36,19 +47,12 @@ def select(release: str) -> Dialect:
     Raises:
         UnsupportedError: dynspec has not been tested on it.
     """
-    if release == "0.5.9":
-        from sglang_dynspec.engine.dialect.model_worker_batch import ModelWorkerBatchDialect
-
-        return ModelWorkerBatchDialect()
-    if release == "0.5.23":
-        from sglang_dynspec.engine.dialect.schedule_batch import OwnDraftLayoutDialect
-
-        return OwnDraftLayoutDialect()
-    if release == "0.5.17":
-        from sglang_dynspec.engine.dialect.schedule_batch import ScheduleBatchDialect
-
-        return ScheduleBatchDialect()
-    raise UnsupportedError(
-        f"SGLang {release} is not supported; this version of sglang_dynspec supports "
-        f"{', '.join(SUPPORTED)}"
-    )
+    if release not in _DIALECTS:
+        raise UnsupportedError(
+            f"SGLang {release} is not supported; this version of sglang_dynspec supports "
+            f"{', '.join(SUPPORTED)}"
+        )
+    module, name = _DIALECTS[release]
+    # Each imports names that only its releases have.
+    dialect = getattr(import_module(f"{__name__}.{module}"), name)
+    return dialect()  # type: ignore[no-any-return]

@@ -26,6 +26,49 @@ _committed_len = attrgetter("kv_committed_len")
 _committed_len_of_kv = attrgetter("kv.kv_committed_len")
 
 
+FROM_0_5_13: tuple[Name, ...] = (
+    Name(FORWARD, "wrap", "routed by the decision", parameters=("batch", "on_publish")),
+    Name(
+        "sglang.srt.managers.schedule_batch:ScheduleBatch",
+        "read",
+        "the decode batch at the worker's door",
+        fields=(
+            "forward_mode",
+            "input_ids",
+            "req_pool_indices",
+            "seq_lens",
+            "seq_lens_cpu",
+            "seq_lens_sum",
+            "out_cache_loc",
+            "spec_info",
+            "spec_algorithm",
+        ),
+    ),
+    Name(
+        "sglang.srt.speculative.eagle_info:EagleDraftInput",
+        "call",
+        "the draft state of the next step",
+        fields=("topk_p", "topk_index", "hidden_states", "bonus_tokens", "future_indices"),
+    ),
+    Name(
+        "sglang.srt.managers.utils:GenerationBatchResult",
+        "call",
+        "what the scheduler reads back beyond 0.5.9",
+        fields=("new_seq_lens", "speculative_num_draft_tokens"),
+    ),
+    Name(
+        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+        "call",
+        "the plain decode itself",
+        parameters=("batch",),
+    ),
+    Name(RUN_BATCH, "wrap", "lengths after a plain step", parameters=("batch",)),
+    Name(RESOLVE_EXTRAS, "wrap", "only pending tokens are needed", parameters=("batch",)),
+    Name(RESOLVE_LENGTHS, "wrap", "lengths are known", parameters=("batch",)),
+    Name(STASH, "wrap", "only pending tokens are kept", parameters=("future_indices", "payload")),
+)
+
+
 class ScheduleBatchDialect(Dialect):
     """0.5.17."""
 
@@ -42,40 +85,11 @@ class ScheduleBatchDialect(Dialect):
         ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
     )
     contract: ClassVar[tuple[Name, ...]] = (
-        Name(FORWARD, "wrap", "routed by the decision", parameters=("batch", "on_publish")),
-        Name(
-            "sglang.srt.managers.schedule_batch:ScheduleBatch",
-            "read",
-            "the decode batch at the worker's door",
-            fields=(
-                "forward_mode",
-                "input_ids",
-                "req_pool_indices",
-                "seq_lens",
-                "seq_lens_cpu",
-                "seq_lens_sum",
-                "out_cache_loc",
-                "spec_info",
-                "spec_algorithm",
-            ),
-        ),
-        Name(
-            "sglang.srt.speculative.eagle_info:EagleDraftInput",
-            "call",
-            "the draft state of the next step",
-            fields=("topk_p", "topk_index", "hidden_states", "bonus_tokens"),
-        ),
-        Name(
-            "sglang.srt.managers.utils:GenerationBatchResult",
-            "call",
-            "what the scheduler reads back beyond 0.5.9",
-            fields=("new_seq_lens", "speculative_num_draft_tokens"),
-        ),
+        *FROM_0_5_13,
         Name(
             "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
             "call",
-            "the plain decode itself",
-            parameters=("batch",),
+            "hidden states are kept or not",
             keywords=("capture_hidden_mode",),
         ),
         Name(
@@ -83,12 +97,6 @@ class ScheduleBatchDialect(Dialect):
             "read",
             "what plain decode would have to sample with beyond 0.5.9",
             fields=("return_sampling_masks",),
-        ),
-        Name(RUN_BATCH, "wrap", "lengths after a plain step", parameters=("batch",)),
-        Name(RESOLVE_EXTRAS, "wrap", "only pending tokens are needed", parameters=("batch",)),
-        Name(RESOLVE_LENGTHS, "wrap", "lengths are known", parameters=("batch",)),
-        Name(
-            STASH, "wrap", "only pending tokens are kept", parameters=("future_indices", "payload")
         ),
     )
 
@@ -147,31 +155,39 @@ class ScheduleBatchDialect(Dialect):
         runner.war_fastpath_read_done_event = None
 
     def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
-        runner_class = model_runner._decode_cuda_graph_runner_cls()
-        mode = CaptureHiddenMode.FULL if keep_hidden else CaptureHiddenMode.NULL
-
-        class PlainDecodeGraphRunner(runner_class):  # type: ignore[misc, valid-type]
-            """Captures with the hidden states that the draft will need, and no more."""
-
-            @property
-            def return_hidden_states_mode(self) -> Any:
-                return mode
-
-            @return_hidden_states_mode.setter
-            def return_hidden_states_mode(self, _server_wide: Any) -> None:
-                """BaseRunner sets it from the server's arguments."""
-
         # SGLang's own workspace is free: plain and speculative steps follow each other on one
         # stream. The call below leaves what it was told on the runner.
         with temporarily(model_runner, init_new_workspace=False):
             backend = model_runner._get_attention_backend(init_new_workspace=False)
-        runner = PlainDecodeGraphRunner(
+        mode = CaptureHiddenMode.FULL if keep_hidden else CaptureHiddenMode.NULL
+        runner = self.keeping(self.graph_runner_class(model_runner), mode)(
             model_runner,
             attn_backend=backend,
             speculative_num_steps=0,
             speculative_num_draft_tokens=1,
         )
         return {"attn_backend": backend, self.graph_runner: runner}
+
+    def graph_runner_class(self, model_runner: Any) -> Any:
+        """SGLang's class of decode graphs."""
+        return model_runner._decode_cuda_graph_runner_cls()
+
+    def keeping(self, runner_class: Any, mode: CaptureHiddenMode) -> Any:
+        """A class of decode graphs that keeps the hidden states that the draft needs, and no more.
+
+        SGLang's own decides by the server's arguments.
+        """
+
+        class PlainDecodeGraphRunner(runner_class):  # type: ignore[misc]
+            @property
+            def return_hidden_states_mode(self) -> CaptureHiddenMode:
+                return mode
+
+            @return_hidden_states_mode.setter
+            def return_hidden_states_mode(self, _server_wide: Any) -> None:
+                """BaseRunner sets it from the server's arguments."""
+
+        return PlainDecodeGraphRunner
 
 
 class OwnDraftLayoutDialect(ScheduleBatchDialect):
