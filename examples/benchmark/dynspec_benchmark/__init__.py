@@ -1,0 +1,1 @@
+"""Throughput by concurrency and context length: no, static, adaptive and dynamic speculation."""

@@ -1,0 +1,437 @@
+"""The command: its arguments, the order of its work, and its verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from dynspec_benchmark import machine
+from dynspec_benchmark.errors import BenchmarkError, UsageError
+from dynspec_benchmark.measure import Benchmark, Lab, Limits, check_jobs, probe, skipped
+from dynspec_benchmark.models import SHAPES, Model, checkpoint, random_weights
+from dynspec_benchmark.plan import Plan, Point, check_method, check_points, parse_configs
+from dynspec_benchmark.results import Results, begin, load, merge, resume, wrong, write_json
+
+_N = TypeVar("_N", int, float)
+
+RESULTS_FILE = "results.json"
+_DEFAULT_CONFIGS = ("no_spec", "static", "adaptive", "dynspec:batch_size(off_at=32, on_at=24)")
+_DEFAULT_POLICY = "dynspec_benchmark.policies:RandomToggle(seed=0, mean_steps=8)"
+_PROBE_TIMEOUT = 300.0  # s; an import of torch and SGLang, on a slow disk
+
+OK, WRONG, USAGE, UNFINISHED = 0, 1, 2, 3
+
+_DESCRIPTION = """\
+Measure the throughput of an SGLang server by concurrency and context length: without speculation,
+with it always on, with SGLang's adaptive mode, and with dynspec under any policies. Every
+configuration runs in servers of its own, one at a time, and gets the same prompts.
+"""
+
+_EPILOG = """\
+configurations:
+  no_spec             no speculation; what the others are compared to
+  static              speculation in every step
+  adaptive            SGLang's --speculative-adaptive: --num-steps below --adaptive-cut requests,
+                      0 from there; skipped on releases that cannot do that
+  dynspec:POLICY      dynspec with a policy, for example dynspec:never or
+                      "dynspec:batch_size(off_at=64)@skip"; the draft state comes after @, and is
+                      warm by default
+
+written to --output:
+  results.json        everything, after every point; --resume goes on from it
+  table.md  chart.png
+  logs/               what the servers said
+
+exit code: 0 if all went well; 1 if a server failed, or if plain decode of dynspec gave other outputs
+than the server without speculation; 2 if the arguments cannot be used; 3 if --stop-after came first.
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    arguments = _parser().parse_args(words)
+    try:
+        with _terminated_as_interrupted():
+            if arguments.report:
+                return _report(arguments)
+            return _measure(arguments, words)
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    except BenchmarkError as error:
+        print(f"FAILED: {error}", file=sys.stderr)
+        return WRONG
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    output = _output(arguments)
+    plan, model = _plan(arguments, output)
+    lab = Lab(plan, model, output, _limits(arguments), probe(plan, output, _PROBE_TIMEOUT))
+    check_jobs(lab)
+    results = Results(_begun(arguments, lab, words), output / RESULTS_FILE)
+    for label, reason in results.data["skipped"].items():
+        print(f"SKIPPED: {label}: {reason}")
+    results.save()
+    benchmark = _run(lab, results)
+    _write_report(results.data, output)
+    problems = wrong(results.data)
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    if results.data["failures"] or problems:
+        return WRONG
+    if benchmark.unfinished:
+        print(f"Stopped after {arguments.stop_after:g} s; go on with --resume {results.path}")
+        return UNFINISHED
+    return OK
+
+
+def _run(lab: Lab, results: Results) -> Benchmark:
+    # SGLang brings it; --report is for machines that may not have it.
+    from tqdm import tqdm
+
+    plan = lab.plan
+    total = len(plan.points) * len(plan.configs) * plan.rounds
+    with tqdm(total=total, unit="point", disable=not sys.stderr.isatty()) as bar:
+
+        def progress(config: str, done: int) -> None:
+            bar.set_description(config)
+            bar.update(done)
+
+        def say(line: str) -> None:
+            tqdm.write(line)
+            sys.stdout.flush()
+
+        benchmark = Benchmark(lab, results, say=say, progress=progress)
+        benchmark.run()
+    return benchmark
+
+
+def _begun(arguments: argparse.Namespace, lab: Lab, words: Sequence[str]) -> dict[str, Any]:
+    fresh = begin(
+        lab.plan,
+        hardware=machine.hardware(lab.installed["gpu"]),
+        software=lab.installed["software"],
+        command=shlex.join(["python", "examples/benchmark/run.py", *words]),
+    )
+    fresh["skipped"] = skipped(lab.plan, lab.installed)
+    return resume(arguments.resume, fresh) if arguments.resume else fresh
+
+
+def _plan(arguments: argparse.Namespace, output: Path) -> tuple[Plan, Model]:
+    check_method(arguments.repeats, arguments.rounds)
+    points = tuple(
+        Point(prompt, arguments.output_len, c)
+        for prompt in arguments.prompt_lens
+        for c in arguments.concurrency
+    )
+    model = _model(arguments, output)
+    server_arguments = _server_arguments(arguments, max(arguments.concurrency))
+    context_length = server_arguments.get("context_length") or model.max_positions
+    check_points(points, arguments.num_steps, context_length)
+    plan = Plan(
+        configs=parse_configs(arguments.configs),
+        points=points,
+        repeats=arguments.repeats,
+        rounds=arguments.rounds,
+        model=model.identity(),
+        algorithm=arguments.algorithm,
+        num_steps=arguments.num_steps,
+        simulate_accept_length=arguments.simulate_accept_length,
+        adaptive_cut=arguments.adaptive_cut,
+        server_arguments=server_arguments,
+    )
+    return plan, model
+
+
+def _model(arguments: argparse.Namespace, output: Path) -> Model:
+    if (arguments.random is None) == (arguments.model_path is None):
+        raise UsageError(
+            "name what to serve: --model-path (and --draft-model-path) for a checkpoint, or "
+            f"--random {'|'.join(SHAPES)} for random weights"
+        )
+    if arguments.random is None:
+        return checkpoint(arguments.model_path, arguments.draft_model_path)
+    if arguments.draft_model_path is not None:
+        raise UsageError("--draft-model-path needs --model-path; --random makes its own draft")
+    if arguments.algorithm != "EAGLE3":
+        raise UsageError(
+            f"--algorithm {arguments.algorithm} needs --model-path; --random makes an EAGLE3 draft"
+        )
+    if arguments.simulate_accept_length is None:
+        raise UsageError(
+            "--random needs --simulate-accept-length, for example 2.2: of random weights no draft "
+            "is accepted"
+        )
+    return random_weights(arguments.random, output / "models")
+
+
+def _server_arguments(arguments: argparse.Namespace, peak: int) -> dict[str, Any]:
+    flags = {
+        "attention_backend": arguments.attention_backend,
+        "mem_fraction_static": arguments.mem_fraction_static,
+        "max_running_requests": arguments.max_running_requests,
+        "context_length": arguments.context_length,
+    }
+    given = {name: value for name, value in flags.items() if value is not None}
+    merged: dict[str, Any] = {**arguments.server_args, **given}
+    allowed = merged.get("max_running_requests")
+    if allowed is not None and allowed < peak:
+        raise UsageError(
+            f"--max-running-requests {allowed} is below --concurrency {peak}, so requests would "
+            "wait for each other; raise it, or leave it out"
+        )
+    return merged
+
+
+def _limits(arguments: argparse.Namespace) -> Limits:
+    return Limits(arguments.start_timeout, arguments.call_timeout, arguments.stop_after)
+
+
+def _output(arguments: argparse.Namespace) -> Path:
+    if arguments.output is not None:
+        return Path(arguments.output)
+    earlier = arguments.resume or (arguments.report or [None])[0]
+    return earlier.parent if earlier else Path("benchmark-output")
+
+
+# --- report --------------------------------------------------------------------------------------
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    output = _output(arguments)
+    data = merge(arguments.report) if len(arguments.report) > 1 else load(arguments.report[0])
+    if len(arguments.report) > 1:
+        write_json(output / "merged.json", data)
+    _write_report(data, output)
+    return OK
+
+
+def _write_report(data: dict[str, Any], output: Path) -> None:
+    from dynspec_benchmark.report import write
+
+    write(data, output)
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="run.py",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--configs",
+        nargs="+",
+        default=_DEFAULT_CONFIGS,
+        metavar="CONFIG",
+        help="what to compare, see below (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="where to write (default: benchmark-output, or where the file of --resume or --report "
+        "is)",
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE", help="go on with the results.json of an earlier run"
+    )
+    parser.add_argument(
+        "--report",
+        type=Path,
+        nargs="+",
+        metavar="FILE",
+        help="measure nothing: draw table and chart of results.json files, merged into one",
+    )
+    _add_load(parser.add_argument_group("load"))
+    _add_method(parser.add_argument_group("method"))
+    _add_model(parser.add_argument_group("model"))
+    _add_server(parser.add_argument_group("server"))
+    return parser
+
+
+def _add_load(load: argparse._ArgumentGroup) -> None:
+    load.add_argument(
+        "--prompt-lens",
+        type=_numbers,
+        default=(128,),
+        metavar="N,N,...",
+        help="prompt tokens (default: 128)",
+    )
+    load.add_argument(
+        "--output-len",
+        type=_number(int, 1),
+        default=128,
+        metavar="N",
+        help="output tokens (default: %(default)s)",
+    )
+    load.add_argument(
+        "--concurrency",
+        type=_numbers,
+        default=(1, 8, 32, 128, 256),
+        metavar="N,N,...",
+        help="requests at once (default: 1,8,32,128,256)",
+    )
+
+
+def _add_method(method: argparse._ArgumentGroup) -> None:
+    method.add_argument(
+        "--repeats",
+        type=_number(int, 1),
+        default=3,
+        metavar="N",
+        help="measured calls of a point in a server, after a warm-up (default: %(default)s)",
+    )
+    method.add_argument(
+        "--rounds",
+        type=_number(int, 1),
+        default=2,
+        metavar="N",
+        help="servers of each configuration, in alternating order (default: %(default)s)",
+    )
+    method.add_argument(
+        "--start-timeout",
+        type=_number(float, 1),
+        default=900.0,
+        metavar="S",
+        help="seconds that a server may take to start (default: %(default)g)",
+    )
+    method.add_argument(
+        "--call-timeout",
+        type=_number(float, 1),
+        default=600.0,
+        metavar="S",
+        help="seconds that all requests of a point may take (default: %(default)g)",
+    )
+    method.add_argument(
+        "--stop-after",
+        type=_number(float, 1),
+        metavar="S",
+        help="seconds after which no further point is begun; go on with --resume",
+    )
+
+
+def _add_model(model: argparse._ArgumentGroup) -> None:
+    model.add_argument("--model-path", metavar="MODEL", help="the checkpoint to serve")
+    model.add_argument(
+        "--draft-model-path", metavar="MODEL", help="its draft; none for models with one built in"
+    )
+    model.add_argument(
+        "--algorithm",
+        choices=("EAGLE", "EAGLE3"),
+        default="EAGLE3",
+        help="--speculative-algorithm (default: %(default)s)",
+    )
+    model.add_argument(
+        "--random",
+        choices=tuple(SHAPES),
+        help="instead: a Llama of that shape and a one-layer EAGLE-3 head, with random weights",
+    )
+    model.add_argument(
+        "--simulate-accept-length",
+        type=_number(float, 1),
+        metavar="X",
+        help="let SGLang accept so many tokens a step, whatever the draft says; the outputs of "
+        "speculative steps then mean nothing",
+    )
+
+
+def _add_server(server: argparse._ArgumentGroup) -> None:
+    server.add_argument(
+        "--num-steps",
+        type=_number(int, 1),
+        default=3,
+        metavar="N",
+        help="draft steps of a speculative step (default: %(default)s)",
+    )
+    server.add_argument(
+        "--adaptive-cut",
+        type=_number(int, 2),
+        default=32,
+        metavar="N",
+        help="requests from which the adaptive configuration runs 0 draft steps "
+        "(default: %(default)s)",
+    )
+    server.add_argument("--attention-backend", metavar="NAME", help="for all servers")
+    server.add_argument("--mem-fraction-static", type=_number(float, 0), metavar="X")
+    server.add_argument(
+        "--max-running-requests",
+        type=_number(int, 1),
+        metavar="N",
+        help="(default: the most of --concurrency)",
+    )
+    server.add_argument("--context-length", type=_number(int, 1), metavar="N")
+    server.add_argument(
+        "--server-args",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="any other arguments of sglang.Engine, as in '{\"page_size\": 1}'; null takes back a "
+        "default of the benchmark; those that begin with speculative_ are left out for no_spec",
+    )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    at_least_one = _number(int, 1)
+    numbers = tuple(at_least_one(word) for word in text.split(","))
+    if len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} names a number twice; leave one out")
+    return numbers
+
+
+def _number(kind: type[_N], least: _N) -> Callable[[str], _N]:
+    """Return a function that reads a number from an argument, and refuses one below ``least``."""
+
+    def read(text: str) -> _N:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = kind(-1)
+        if not (value >= least and math.isfinite(value)):
+            what = "whole number" if kind is int else "number"
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what} >= {least}")
+        return value
+
+    return read
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no JSON object; write it as in '{{\"page_size\": 1}}'"
+        )
+    return value
+
+
+@contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM end the servers as Ctrl-C does: by default it would leave them running."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
