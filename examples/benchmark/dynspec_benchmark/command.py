@@ -18,14 +18,25 @@ from dynspec_benchmark import machine
 from dynspec_benchmark.errors import BenchmarkError, UsageError
 from dynspec_benchmark.measure import Benchmark, Lab, Limits, check_jobs, probe, skipped
 from dynspec_benchmark.models import SHAPES, Model, checkpoint, random_weights
-from dynspec_benchmark.plan import Plan, Point, check_method, check_points, parse_configs
-from dynspec_benchmark.results import Results, begin, load, merge, resume, wrong, write_json
+from dynspec_benchmark.plan import (
+    DYNSPEC,
+    NO_SPEC,
+    Plan,
+    Point,
+    check_method,
+    check_points,
+    parse_config,
+    parse_configs,
+)
+from dynspec_benchmark.ramp import Goal, ramp
+from dynspec_benchmark.results import Results, begin, load, merge, resume, write_json, wrong
 
 _N = TypeVar("_N", int, float)
 
 RESULTS_FILE = "results.json"
+RAMP_FILE = "ramp.json"
 _DEFAULT_CONFIGS = ("no_spec", "static", "adaptive", "dynspec:batch_size(off_at=32, on_at=24)")
-_DEFAULT_POLICY = "dynspec_benchmark.policies:RandomToggle(seed=0, mean_steps=8)"
+_RAMP_CONFIG = "dynspec:dynspec_benchmark.policies:RandomToggle(seed=0, mean_steps=8)"
 _PROBE_TIMEOUT = 300.0  # s; an import of torch and SGLang, on a slow disk
 
 OK, WRONG, USAGE, UNFINISHED = 0, 1, 2, 3
@@ -49,10 +60,12 @@ configurations:
 written to --output:
   results.json        everything, after every point; --resume goes on from it
   table.md  chart.png
+  ramp.json           what --ramp has found
   logs/               what the servers said
 
-exit code: 0 if all went well; 1 if a server failed, or if plain decode of dynspec gave other outputs
-than the server without speculation; 2 if the arguments cannot be used; 3 if --stop-after came first.
+exit code: 0 if all went well; 1 if a server failed, or plain decode of dynspec gave other outputs
+than the server without speculation, or --ramp found anything wrong; 2 if the arguments cannot be
+used; 3 if --stop-after came first.
 """
 
 
@@ -63,6 +76,8 @@ def main(words: Sequence[str]) -> int:
         with _terminated_as_interrupted():
             if arguments.report:
                 return _report(arguments)
+            if arguments.ramp:
+                return _ramp(arguments)
             return _measure(arguments, words)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -76,10 +91,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
-    output = _output(arguments)
-    plan, model = _plan(arguments, output)
-    lab = Lab(plan, model, output, _limits(arguments), probe(plan, output, _PROBE_TIMEOUT))
-    check_jobs(lab)
+    lab = _lab(arguments, arguments.configs)
+    output = lab.output
     results = Results(_begun(arguments, lab, words), output / RESULTS_FILE)
     for label, reason in results.data["skipped"].items():
         print(f"SKIPPED: {label}: {reason}")
@@ -99,7 +112,7 @@ def _measure(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def _run(lab: Lab, results: Results) -> Benchmark:
     # SGLang brings it; --report is for machines that may not have it.
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
     plan = lab.plan
     total = len(plan.points) * len(plan.configs) * plan.rounds
@@ -129,7 +142,17 @@ def _begun(arguments: argparse.Namespace, lab: Lab, words: Sequence[str]) -> dic
     return resume(arguments.resume, fresh) if arguments.resume else fresh
 
 
-def _plan(arguments: argparse.Namespace, output: Path) -> tuple[Plan, Model]:
+def _lab(arguments: argparse.Namespace, configs: Sequence[str]) -> Lab:
+    output = _output(arguments)
+    plan, model = _plan(arguments, configs, output)
+    lab = Lab(plan, model, output, _limits(arguments), probe(plan, output, _PROBE_TIMEOUT))
+    check_jobs(lab)
+    return lab
+
+
+def _plan(
+    arguments: argparse.Namespace, configs: Sequence[str], output: Path
+) -> tuple[Plan, Model]:
     check_method(arguments.repeats, arguments.rounds)
     points = tuple(
         Point(prompt, arguments.output_len, c)
@@ -141,7 +164,7 @@ def _plan(arguments: argparse.Namespace, output: Path) -> tuple[Plan, Model]:
     context_length = server_arguments.get("context_length") or model.max_positions
     check_points(points, arguments.num_steps, context_length)
     plan = Plan(
-        configs=parse_configs(arguments.configs),
+        configs=parse_configs(configs),
         points=points,
         repeats=arguments.repeats,
         rounds=arguments.rounds,
@@ -206,6 +229,24 @@ def _output(arguments: argparse.Namespace) -> Path:
     return earlier.parent if earlier else Path("benchmark-output")
 
 
+# --- ramp ----------------------------------------------------------------------------------------
+
+
+def _ramp(arguments: argparse.Namespace) -> int:
+    lab = _lab(arguments, [arguments.ramp, NO_SPEC])
+    config = lab.plan.configs[0]
+    if config.kind != DYNSPEC:
+        raise UsageError(
+            f"--ramp {arguments.ramp}: only dynspec can be ramped; write dynspec:POLICY"
+        )
+    found = ramp(lab, config, Goal(arguments.toggles, arguments.seconds), say=print)
+    write_json(lab.output / RAMP_FILE, found)
+    for problem in found["problems"]:
+        print(f"FAILED: {problem}")
+    print(f"{'FAILED' if found['problems'] else 'OK'}: {lab.output / RAMP_FILE}")
+    return WRONG if found["problems"] else OK
+
+
 # --- report --------------------------------------------------------------------------------------
 
 
@@ -259,11 +300,37 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="measure nothing: draw table and chart of results.json files, merged into one",
     )
+    _add_ramp(parser.add_argument_group("ramp"))
     _add_load(parser.add_argument_group("load"))
     _add_method(parser.add_argument_group("method"))
     _add_model(parser.add_argument_group("model"))
     _add_server(parser.add_argument_group("server"))
     return parser
+
+
+def _add_ramp(stress: argparse._ArgumentGroup) -> None:
+    stress.add_argument(
+        "--ramp",
+        nargs="?",
+        const=_RAMP_CONFIG,
+        metavar="CONFIG",
+        help="measure nothing: let the requests of one dynspec server rise through --concurrency "
+        "and fall again, over and over, and look for errors, wrong outputs and leaks. By default "
+        "its policy changes between plain decode and speculation at random",
+    )
+    stress.add_argument(
+        "--toggles",
+        type=_number(int, 1),
+        default=200,
+        metavar="N",
+        help="changes of the mode to see before the end (default: %(default)s)",
+    )
+    stress.add_argument(
+        "--seconds",
+        type=_number(float, 1),
+        metavar="S",
+        help="instead of --toggles: how long to go on",
+    )
 
 
 def _add_load(load: argparse._ArgumentGroup) -> None:

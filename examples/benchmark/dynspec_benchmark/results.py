@@ -25,7 +25,6 @@ Measurement = dict[str, Any]
 Key = tuple[str, int, int, int]
 """Backend, prompt tokens, output tokens, requests."""
 
-_WIDE_NAMES = {STATIC: "static_spec"}
 _SIMULATED = "not comparable (simulated acceptance)"
 
 # What has to be equal for figures to stand in one table.
@@ -75,8 +74,8 @@ class Results:
         entry["kv_tokens"] = kv_tokens
         # More than the pool holds wait for a place, and c is not what has run at once.
         entry["waits_for_kv"] = (
-            kv_tokens is not None and point.c * (point.prompt_tokens + point.output_tokens)
-            > kv_tokens
+            kv_tokens is not None
+            and point.c * (point.prompt_tokens + point.output_tokens) > kv_tokens
         )
         self.save()
         return entry
@@ -245,8 +244,11 @@ def summarise(data: dict[str, Any]) -> None:
     for entry in measurements:
         entry |= _middle(entry["runs"])
         entry["plain_share"] = _plain_share(entry)
+    statics = {key_of(e): e for e in measurements if e["config"] == STATIC}
     for entry in measurements:
-        entry["ids"] = _compared(entry, baselines.get(key_of(entry)), simulated)
+        baseline = baselines.get(key_of(entry))
+        entry["ids"] = _compared(entry, baseline, simulated)
+        entry |= _ratios(entry, baseline, statics.get(key_of(entry)))
     data["rows"] = wide_rows(measurements)
     data["startup_s"] = _startup(data["servers"])
 
@@ -255,23 +257,23 @@ def wide_rows(measurements: Iterable[Measurement]) -> list[dict[str, Any]]:
     """Return a row for each backend and load, with the median of each configuration in it."""
     rows: dict[Key, dict[str, Any]] = {}
     for entry in measurements:
+        backend, prompt_tokens, output_tokens, c = key = key_of(entry)
         row = rows.setdefault(
-            key_of(entry),
-            dict(zip(("backend", "prompt_tokens", "output_tokens", "c"), key_of(entry))),
+            key,
+            {
+                "backend": backend,
+                "prompt_tokens": prompt_tokens,
+                "output_tokens": output_tokens,
+                "c": c,
+            },
         )
-        row[_WIDE_NAMES.get(entry["config"], entry["config"])] = entry["tok_s"]
+        row[wide_name(entry["config"])] = entry["tok_s"]
     return [rows[key] for key in sorted(rows)]
 
 
-def baseline_of(entries: Sequence[Measurement]) -> float | None:
-    """Return the throughput of no_spec among a point's measurements, if it is there."""
-    return next((e["tok_s"] for e in entries if e["config"] == NO_SPEC), None)
-
-
-def best_of(entries: Sequence[Measurement]) -> float | None:
-    """Return the better one of no_spec and static among a point's measurements, if both are."""
-    found = [e["tok_s"] for e in entries if e["config"] in (NO_SPEC, STATIC)]
-    return max(found) if len(found) == 2 else None
+def wide_name(label: str) -> str:
+    """Return the name of a configuration's column in the wide rows."""
+    return "static_spec" if label == STATIC else label
 
 
 def wrong(data: dict[str, Any]) -> list[str]:
@@ -323,6 +325,19 @@ def _middle(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _ratios(
+    entry: Measurement, baseline: Measurement | None, static: Measurement | None
+) -> dict[str, float | None]:
+    """Throughput over that of no_spec, and over the better one of no_spec and static."""
+    if baseline is None:
+        return {"ratio": None, "ratio_to_best": None}
+    best = max(baseline["tok_s"], static["tok_s"]) if static is not None else None
+    return {
+        "ratio": round(entry["tok_s"] / baseline["tok_s"], 4),
+        "ratio_to_best": round(entry["tok_s"] / best, 4) if best is not None else None,
+    }
+
+
 def _plain_share(entry: Measurement) -> float | None:
     """Share of plain decode in the decode steps, or None where the server does not tell."""
     if entry["config"] == NO_SPEC:
@@ -347,10 +362,10 @@ def _compared(
         return None
     if simulated and entry["plain_share"] != 1.0:
         return {"note": _SIMULATED}
-    known = [set(answers) for answers in zip(*map(_outputs, baseline["runs"]))]
+    known = [set(answers) for answers in zip(*map(_outputs, baseline["runs"]), strict=True)]
     equal = different = 0
     for run in entry["runs"]:
-        for digest, answers in zip(_outputs(run), known):
+        for digest, answers in zip(_outputs(run), known, strict=True):
             equal += digest in answers
             different += digest not in answers and len(answers) == 1
     return {

@@ -27,6 +27,7 @@ Send = Callable[[str, dict[str, Any]], None]
 
 DIGEST = 8  # hexadecimal digits of an output's digest
 
+_IDLE_WITHIN, _POLL = 10.0, 0.1  # s
 _WARM_UP_PROMPT, _WARM_UP_OUTPUT = 64, 16  # tokens
 
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
 
         job = json.loads(Path(path).read_text(encoding="utf-8"))
         try:
-            _JOBS[job["job"]](job, send)
+            _jobs()[job["job"]](job, send)
         except Exception as error:
             traceback.print_exc()
             send("error", {"message": f"{type(error).__name__}: {error}"})
@@ -261,6 +262,21 @@ class Server:
         status = self.state().get("dynspec")
         return None if status is None else steps_of(status)
 
+    def used_kv_tokens(self) -> int | None:
+        """Wait until no request is left, and return the KV slots in use then, or None if that
+        cannot be told."""
+        get_loads = getattr(self.engine.tokenizer_manager, "get_loads", None)
+        if get_loads is None:
+            return None
+        deadline = time.monotonic() + _IDLE_WITHIN
+        while True:
+            [load] = self.engine.loop.run_until_complete(get_loads())
+            idle = load.num_running_reqs == 0 and load.num_waiting_reqs == 0
+            # What has ended is freed a moment later: a leak is what stays.
+            if (idle and load.num_used_tokens == 0) or time.monotonic() > deadline:
+                return int(load.num_used_tokens)
+            time.sleep(_POLL)
+
     def check_dynspec(self) -> None:
         """Do nothing if dynspec is in force just where it was asked for.
 
@@ -310,4 +326,12 @@ def steps_of(status: dict[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-_JOBS: dict[str, Callable[[dict[str, Any], Send], None]] = {"probe": probe, "measure": measure}
+def _jobs() -> dict[str, Callable[[dict[str, Any], Send], None]]:
+    from dynspec_benchmark import ramp_worker
+
+    return {
+        "probe": probe,
+        "measure": measure,
+        "ramp": ramp_worker.ramp,
+        "answer": ramp_worker.answer,
+    }
