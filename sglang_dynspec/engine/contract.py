@@ -86,6 +86,12 @@ COMMON: tuple[Name, ...] = (
         fields=("next_token_ids", "logits_output", "accept_lens", "next_draft_input"),
     ),
     Name(
+        "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
+        "call",
+        "attention of the decode graphs",
+        parameters=("init_new_workspace",),
+    ),
+    Name(
         "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
         "read",
         "what plain decode would have to sample with",

@@ -63,12 +63,6 @@ class PlainTarget:
         except Exception as error:
             self._capture_failed(error, strict)
             return
-        if not graphs:
-            logger.warning(
-                "sglang_dynspec: plain decode has not been tried with the CUDA graphs of this "
-                "release, and runs without them; expect it to be slow."
-            )
-            return
         self._values.update(graphs)
         self.captured = Captured(
             seconds=time.perf_counter() - started,

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
 
 _DIALECTS = {
     "0.5.9": ("model_worker_batch", "ModelWorkerBatchDialect"),
+    "0.5.10": ("model_worker_batch", "ModelWorkerBatchDialect"),
+    "0.5.11": ("model_worker_batch", "ModelWorkerBatchDialect"),
+    "0.5.12": ("model_worker_batch", "BonusTokensDialect"),
     "0.5.13": ("schedule_batch_early", "WholeForwardBarrierDialect"),
     "0.5.14": ("schedule_batch_early", "ModeOnBatchDialect"),
     "0.5.15": ("schedule_batch_early", "ModeOnBatchDialect"),
-    "0.5.16": ("schedule_batch_early", "RecapturingGraphsDialect"),
+    "0.5.16": ("schedule_batch_early", "DerivedModeDialect"),
     "0.5.17": ("schedule_batch", "ScheduleBatchDialect"),
     "0.5.23": ("schedule_batch", "OwnDraftLayoutDialect"),
 }

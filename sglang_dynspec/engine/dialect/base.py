@@ -138,6 +138,7 @@ class Dialect(ABC):
         stack.enter_context(speculative_moe_a2a_backend_context())
         return stack
 
+    @abstractmethod
     def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
         """Capture CUDA graphs of plain decode, in this release's own way.
 
@@ -146,10 +147,8 @@ class Dialect(ABC):
             keep_hidden: capture the hidden states that the draft model consumes.
 
         Returns:
-            Attributes of the model runner that a plain step is to run with; empty where this
-            release's graphs have not been tried: plain steps then run eagerly.
+            Attributes of the model runner that a plain step is to run with.
         """
-        return {}
 
     def publish_read_done(self, worker: Any) -> None:  # noqa: B027 - not every release has it
         """Tell the scheduler's stream when a plain step has read what that stream writes next."""

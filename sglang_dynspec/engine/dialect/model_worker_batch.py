@@ -1,62 +1,76 @@
-"""SGLang 0.5.9: the worker gets a ModelWorkerBatch made for it, and may change it freely."""
+"""SGLang 0.5.9 to 0.5.12: the worker gets a ModelWorkerBatch made for it, and may change it
+freely."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_dynspec.engine.contract import FORWARD, Name
+from sglang_dynspec.engine.dialect import graphs
 from sglang_dynspec.engine.dialect.base import Dialect, blank_proposals, pad_rows
 from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
 
 
-class ModelWorkerBatchDialect(Dialect):
-    """0.5.9."""
+FROM_0_5_9: tuple[Name, ...] = (
+    Name(FORWARD, "wrap", "routed by the decision", parameters=("model_worker_batch",)),
+    Name(
+        "sglang.srt.managers.schedule_batch:ModelWorkerBatch",
+        "read",
+        "the decode batch at the worker's door",
+        fields=(
+            "forward_mode",
+            "input_ids",
+            "req_pool_indices",
+            "seq_lens",
+            "seq_lens_cpu",
+            "seq_lens_sum",
+            "out_cache_loc",
+            "spec_info",
+            "spec_algorithm",
+            "capture_hidden_mode",
+        ),
+    ),
+    Name(
+        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+        "call",
+        "the plain decode itself",
+        parameters=("model_worker_batch",),
+    ),
+    Name(
+        "sglang.srt.model_executor.cuda_graph_runner:CudaGraphRunner",
+        "call",
+        "graphs of plain decode",
+        parameters=("model_runner",),
+    ),
+)
 
-    family = "0.5.9"
+
+class ModelWorkerBatchDialect(Dialect):
+    """0.5.9 to 0.5.11."""
+
+    family = "0.5.9 to 0.5.11"
     batch_parameter = "model_worker_batch"
     graph_runner = "graph_runner"
-    live = (
+    pending_field: ClassVar[str] = "verified_id"
+    """Field of EagleDraftInput with the tokens that the target has not seen yet."""
+    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
         ("scheduler.draft_worker.target_worker.model_runner", ("graph_runner",)),
         ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
     )
-    contract = (
-        Name(FORWARD, "wrap", "routed by the decision", parameters=("model_worker_batch",)),
-        Name(
-            "sglang.srt.managers.schedule_batch:ModelWorkerBatch",
-            "read",
-            "the decode batch at the worker's door",
-            fields=(
-                "forward_mode",
-                "input_ids",
-                "req_pool_indices",
-                "seq_lens",
-                "seq_lens_cpu",
-                "seq_lens_sum",
-                "out_cache_loc",
-                "spec_info",
-                "spec_algorithm",
-                "capture_hidden_mode",
-            ),
-        ),
+    contract: ClassVar[tuple[Name, ...]] = (
+        *FROM_0_5_9,
         Name(
             "sglang.srt.speculative.eagle_info:EagleDraftInput",
             "call",
             "the draft state of the next step",
             fields=("topk_p", "topk_index", "hidden_states", "verified_id", "new_seq_lens"),
-        ),
-        Name(
-            "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
-            "call",
-            "the plain decode itself",
-            parameters=("model_worker_batch",),
         ),
     )
 
@@ -64,10 +78,11 @@ class ModelWorkerBatchDialect(Dialect):
         return sum(map(_committed_len, batch.reqs))
 
     def pending_tokens(self, draft_input: Any) -> torch.Tensor:
-        return draft_input.verified_id
+        pending: torch.Tensor = getattr(draft_input, self.pending_field)
+        return pending
 
     def forward_target(self, worker: Any, batch: Any, *, keep_hidden: bool) -> Any:
-        mode = CaptureHiddenMode.FULL if keep_hidden else CaptureHiddenMode.NULL
+        mode = graphs.hidden_mode(keep_hidden=keep_hidden)
         # The lengths were made on the scheduler's stream; see EAGLEWorkerV2.verify.
         batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
         with temporarily(batch, capture_hidden_mode=mode):
@@ -88,16 +103,16 @@ class ModelWorkerBatchDialect(Dialect):
         result.next_token_ids = pad_rows(ids, width)
         result.accept_lens = torch.ones_like(ids)
         result.next_draft_input = EagleDraftInput(
-            verified_id=ids, new_seq_lens=new_seq_lens, verify_done=done
+            new_seq_lens=new_seq_lens, verify_done=done, **{self.pending_field: ids}
         )
 
     def blank_draft_input(self, worker: Any, batch: Any, tokens: torch.Tensor) -> Any:
         hidden_size = worker.draft_worker.draft_runner.model_config.hidden_size
         return EagleDraftInput(
-            verified_id=tokens,
             new_seq_lens=batch.seq_lens,
             num_tokens_per_req=1,
             num_tokens_for_logprob_per_req=1,
+            **{self.pending_field: tokens},
             **blank_proposals(worker, tokens, hidden_size),
         )
 
@@ -106,3 +121,46 @@ class ModelWorkerBatchDialect(Dialect):
             draft_worker.draft_runner.tp_group
         )
         return context
+
+    def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
+        from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
+
+        backend = graphs.attention_backend(model_runner)
+        mode = graphs.hidden_mode(keep_hidden=keep_hidden)
+        # Up to 0.5.10 a graph runner cannot be given a backend, and takes the model runner's.
+        with temporarily(model_runner, attn_backend=backend):
+            runner = graphs.keeping(CudaGraphRunner, "capture_hidden_mode", mode)(model_runner)
+        return {"attn_backend": backend, self.graph_runner: runner}
+
+
+class BonusTokensDialect(ModelWorkerBatchDialect):
+    """0.5.12: a pending token is called bonus token; the row width is read from the result."""
+
+    family = "0.5.12"
+    pending_field: ClassVar[str] = "bonus_tokens"
+    contract: ClassVar[tuple[Name, ...]] = (
+        *FROM_0_5_9,
+        Name(
+            "sglang.srt.speculative.eagle_info:EagleDraftInput",
+            "call",
+            "the draft state of the next step",
+            fields=("topk_p", "topk_index", "hidden_states", "bonus_tokens", "new_seq_lens"),
+        ),
+        Name(
+            "sglang.srt.managers.utils:GenerationBatchResult",
+            "call",
+            "what the scheduler reads back beyond 0.5.11",
+            fields=("speculative_num_draft_tokens",),
+        ),
+    )
+
+    def set_result(
+        self,
+        result: Any,
+        *,
+        tokens: torch.Tensor,
+        width: int,
+        new_seq_lens: torch.Tensor,
+    ) -> None:
+        super().set_result(result, tokens=tokens, width=width, new_seq_lens=new_seq_lens)
+        result.speculative_num_draft_tokens = width

@@ -19,8 +19,8 @@ from sglang_dynspec.engine.contract import (
     STASH,
     Name,
 )
+from sglang_dynspec.engine.dialect import graphs
 from sglang_dynspec.engine.dialect.base import Dialect, blank_proposals, pad_rows
-from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
 _committed_len_of_kv = attrgetter("kv.kv_committed_len")
@@ -69,6 +69,22 @@ FROM_0_5_13: tuple[Name, ...] = (
 )
 
 
+FROM_0_5_16: tuple[Name, ...] = (
+    Name(
+        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+        "call",
+        "hidden states are kept or not",
+        keywords=("capture_hidden_mode",),
+    ),
+    Name(
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
+        "read",
+        "what plain decode would have to sample with beyond 0.5.9",
+        fields=("return_sampling_masks",),
+    ),
+)
+
+
 class ScheduleBatchDialect(Dialect):
     """0.5.17."""
 
@@ -86,17 +102,11 @@ class ScheduleBatchDialect(Dialect):
     )
     contract: ClassVar[tuple[Name, ...]] = (
         *FROM_0_5_13,
+        *FROM_0_5_16,
         Name(
-            "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
+            "sglang.srt.model_executor.model_runner:ModelRunner._decode_cuda_graph_runner_cls",
             "call",
-            "hidden states are kept or not",
-            keywords=("capture_hidden_mode",),
-        ),
-        Name(
-            "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
-            "read",
-            "what plain decode would have to sample with beyond 0.5.9",
-            fields=("return_sampling_masks",),
+            "graphs of plain decode",
         ),
     )
 
@@ -112,8 +122,9 @@ class ScheduleBatchDialect(Dialect):
         return draft_input.bonus_tokens
 
     def forward_target(self, worker: Any, batch: Any, *, keep_hidden: bool) -> Any:
-        mode = CaptureHiddenMode.FULL if keep_hidden else CaptureHiddenMode.NULL
-        return worker.target_worker.forward_batch_generation(batch, capture_hidden_mode=mode)
+        return worker.target_worker.forward_batch_generation(
+            batch, capture_hidden_mode=graphs.hidden_mode(keep_hidden=keep_hidden)
+        )
 
     def set_result(
         self,
@@ -155,12 +166,8 @@ class ScheduleBatchDialect(Dialect):
         runner.war_fastpath_read_done_event = None
 
     def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
-        # SGLang's own workspace is free: plain and speculative steps follow each other on one
-        # stream. The call below leaves what it was told on the runner.
-        with temporarily(model_runner, init_new_workspace=False):
-            backend = model_runner._get_attention_backend(init_new_workspace=False)
-        mode = CaptureHiddenMode.FULL if keep_hidden else CaptureHiddenMode.NULL
-        runner = self.keeping(self.graph_runner_class(model_runner), mode)(
+        backend = graphs.attention_backend(model_runner)
+        runner = self.graph_runner_class(model_runner, graphs.hidden_mode(keep_hidden=keep_hidden))(
             model_runner,
             attn_backend=backend,
             speculative_num_steps=0,
@@ -168,26 +175,10 @@ class ScheduleBatchDialect(Dialect):
         )
         return {"attn_backend": backend, self.graph_runner: runner}
 
-    def graph_runner_class(self, model_runner: Any) -> Any:
-        """SGLang's class of decode graphs."""
-        return model_runner._decode_cuda_graph_runner_cls()
-
-    def keeping(self, runner_class: Any, mode: CaptureHiddenMode) -> Any:
-        """A class of decode graphs that keeps the hidden states that the draft needs, and no more.
-
-        SGLang's own decides by the server's arguments.
-        """
-
-        class PlainDecodeGraphRunner(runner_class):  # type: ignore[misc]
-            @property
-            def return_hidden_states_mode(self) -> CaptureHiddenMode:
-                return mode
-
-            @return_hidden_states_mode.setter
-            def return_hidden_states_mode(self, _server_wide: Any) -> None:
-                """BaseRunner sets it from the server's arguments."""
-
-        return PlainDecodeGraphRunner
+    def graph_runner_class(self, model_runner: Any, mode: CaptureHiddenMode) -> Any:
+        """SGLang's class of decode graphs, keeping the hidden states of this mode."""
+        sglangs = model_runner._decode_cuda_graph_runner_cls()
+        return graphs.keeping(sglangs, "return_hidden_states_mode", mode)
 
 
 class OwnDraftLayoutDialect(ScheduleBatchDialect):
@@ -235,6 +226,3 @@ class OwnDraftLayoutDialect(ScheduleBatchDialect):
         runner = worker.target_worker.model_runner
         worker.last_shared_read_runner.shared_read_done_event = runner.shared_read_done_event
         runner.shared_read_done_event = None
-
-    def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
-        return {}
