@@ -24,6 +24,9 @@ def attention_backend(model_runner: Any) -> Any:
     # (EAGLEWorkerV2.build_adaptive_runtime_state).
     with temporarily(model_runner, init_new_workspace=False):
         backend = model_runner._get_attention_backend(init_new_workspace=False)
+    # It never prefills, so it needs no masks of batch size * context length for verification.
+    if hasattr(backend, "skip_prefill"):
+        backend.skip_prefill = True
     # Set on the first only, for the models that ask which kernels they run with.
     for name in ("prefill_attention_backend_str", "decode_attention_backend_str"):
         if hasattr(model_runner.attn_backend, name):
