@@ -39,7 +39,7 @@ _DEFAULT_CONFIGS = ("no_spec", "static", "adaptive", "dynspec:batch_size(off_at=
 _RAMP_CONFIG = "dynspec:dynspec_benchmark.policies:RandomToggle(seed=0, mean_steps=8)"
 _PROBE_TIMEOUT = 300.0  # s; an import of torch and SGLang, on a slow disk
 
-OK, WRONG, USAGE, UNFINISHED = 0, 1, 2, 3
+OK, WRONG, USAGE, UNFINISHED, INTERRUPTED = 0, 1, 2, 3, 130
 
 _DESCRIPTION = """\
 Measure the throughput of an SGLang server by concurrency and context length: without speculation,
@@ -82,6 +82,9 @@ def main(words: Sequence[str]) -> int:
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        print("interrupted; go on with --resume, if anything has been measured", file=sys.stderr)
+        return INTERRUPTED
     except BenchmarkError as error:
         print(f"FAILED: {error}", file=sys.stderr)
         return WRONG
@@ -123,12 +126,17 @@ def _run(lab: Lab, results: Results) -> Benchmark:
             bar.update(done)
 
         def say(line: str) -> None:
-            tqdm.write(line)
-            sys.stdout.flush()
+            with tqdm.external_write_mode():  # above the bar
+                _say(line)
 
         benchmark = Benchmark(lab, results, say=say, progress=progress)
         benchmark.run()
     return benchmark
+
+
+def _say(line: str) -> None:
+    # At once, also into a file: a run takes long, and may be stopped.
+    print(line, flush=True)
 
 
 def _begun(arguments: argparse.Namespace, lab: Lab, words: Sequence[str]) -> dict[str, Any]:
@@ -233,13 +241,11 @@ def _output(arguments: argparse.Namespace) -> Path:
 
 
 def _ramp(arguments: argparse.Namespace) -> int:
-    lab = _lab(arguments, [arguments.ramp, NO_SPEC])
-    config = lab.plan.configs[0]
+    config = parse_config(arguments.ramp)
     if config.kind != DYNSPEC:
-        raise UsageError(
-            f"--ramp {arguments.ramp}: only dynspec can be ramped; write dynspec:POLICY"
-        )
-    found = ramp(lab, config, Goal(arguments.toggles, arguments.seconds), say=print)
+        raise UsageError(f"--ramp {arguments.ramp} is no dynspec server; write dynspec:POLICY")
+    lab = _lab(arguments, [config.label, NO_SPEC])
+    found = ramp(lab, config, Goal(arguments.toggles, arguments.seconds), say=_say)
     write_json(lab.output / RAMP_FILE, found)
     for problem in found["problems"]:
         print(f"FAILED: {problem}")

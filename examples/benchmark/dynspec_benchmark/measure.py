@@ -190,7 +190,7 @@ class Benchmark:
         self, number: int, config: Config, worker: Worker, ready: dict[str, Any]
     ) -> None:
         graphs = _GRAPHS_LINE.search(worker.log_text())
-        told = {key: value for key, value in ready.items() if key != "event"}
+        told = {key: ready[key] for key in ready if key not in ("event", "log_size")}
         self._results.add_server(
             {
                 "config": config.label,

@@ -138,10 +138,6 @@ class Worker:
             )
         return event
 
-    def log_size(self) -> int:
-        """Bytes of the log so far."""
-        return self.log.stat().st_size
-
     def log_text(self, start: int = 0) -> str:
         """The log from a byte on."""
         return self.log.read_bytes()[start:].decode("utf-8", errors="replace")

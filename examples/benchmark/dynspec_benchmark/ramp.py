@@ -16,7 +16,7 @@ Say = Callable[[str], None]
 _PROMPTS = 64  # different ones
 _MAX_GROWTH_MIB = 512  # of device memory; the caches of a first ramp are not counted
 # SGLang's words and ours, for graphs of any kind.
-_CAPTURE = re.compile(r"\bcaptur(?:e|ed|ing)\b.*\b(?:graphs?|batches|num tokens)\b", re.I)
+_CAPTURE = re.compile(r"(?=.*\bcaptur(?:e|ed|ing)\b).*\b(?:graphs?|batches|num tokens)\b", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def summary(found: dict[str, Any]) -> list[str]:
 
 def captures(log: str) -> list[str]:
     """Return the lines of a log that tell of captured graphs."""
-    return [line for line in log.splitlines() if _CAPTURE.search(line)]
+    return [line for line in log.splitlines() if _CAPTURE.match(line)]
 
 
 def _ramped(lab: Lab, config: Config, goal: Goal, say: Say) -> dict[str, Any]:
@@ -143,10 +143,9 @@ def _ramped(lab: Lab, config: Config, goal: Goal, say: Say) -> dict[str, Any]:
     )
     with lab.worker(config.label, config, job, "ramp.log") as worker:
         ready = worker.event(lab.limits.start, "starting")
-        served_from = worker.log_size()
         say(f"{config.label}: started in {ready['startup_s']:.0f} s")
         found = _followed(worker, lab, say)
-        found["captures"] = captures(worker.log_text(served_from))
+        found["captures"] = captures(worker.log_text(ready["log_size"]))
         worker.event(lab.limits.call, "ending")
     found.pop("event")
     return {"dtype": ready["dtype"], "startup_s": ready["startup_s"], **found}
@@ -157,7 +156,8 @@ def _followed(worker: Worker, lab: Lab, say: Say) -> dict[str, Any]:
         event = worker.event(lab.limits.call, "running a stage")
         if event["event"] == "ramped":
             return event
-        say(f"{event['clients']} clients: {event['sent']} requests sent so far")
+        if event["event"] == "ramp":
+            say(f"ramp {event['ramps']}: {event['sent']} requests, {event['switches']} switches")
 
 
 def _expected(lab: Lab, say: Say) -> list[set[str]]:

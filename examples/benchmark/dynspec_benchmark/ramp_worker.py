@@ -39,7 +39,7 @@ class Load:
     Args:
         server: started.
         requests: what to send.
-        send: hears of each stage.
+        send: hears of each stage, so that a load that stands still can be told from a long one.
     """
 
     def __init__(self, server: Server, requests: Requests, send: Send) -> None:
@@ -66,7 +66,7 @@ class Load:
                 if number not in tasks or tasks[number].done():
                     tasks[number] = asyncio.create_task(self._client(number))
             await self._stage_over.wait()
-            self._send("stage", {"clients": clients, "sent": self.sent})
+            self._send("stage", {"clients": clients})
         self._clients = 0
         await asyncio.gather(*tasks.values())
 
@@ -108,6 +108,7 @@ def ramp(job: dict[str, Any], send: Send) -> None:
             run(load.run(job["stages"]))
             ramps += 1
             last, switches = switches, _switches(server)
+            send("ramp", {"ramps": ramps, "sent": load.sent, "switches": switches})
             reason = _reached(job, switches, switches - last, time.monotonic() - began)
         server.check_dynspec()
         send(

@@ -223,6 +223,8 @@ class Server:
         self.engine = sglang.Engine(**self._arguments)
         seconds = time.perf_counter() - started
         try:
+            # 0.5.9 answers no other question before its first request.
+            self.generate([[10, 11, 12, 13]], 1)
             self.check_dynspec()
             self._send("ready", {"startup_s": round(seconds, 1), **self._about()})
         except BaseException:
@@ -295,6 +297,8 @@ class Server:
     def _about(self) -> dict[str, Any]:
         state = self.state()
         return {
+            # stdout is the log: what stands behind this was said while serving.
+            "log_size": os.fstat(sys.stdout.fileno()).st_size,
             "attention_backend": state.get("attention_backend"),
             "dtype": str(self.engine.tokenizer_manager.model_config.dtype).removeprefix("torch."),
             "max_running_requests": state.get("effective_max_running_requests_per_dp"),
