@@ -287,7 +287,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=_DEFAULT_CONFIGS,
         metavar="CONFIG",
-        help="what to compare, see below (default: %(default)s)",
+        help="what to compare, see below (default: no_spec static adaptive and dynspec with "
+        "batch_size)",
     )
     parser.add_argument(
         "--output",

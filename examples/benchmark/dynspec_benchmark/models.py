@@ -71,7 +71,9 @@ class Model:
 
 def checkpoint(target: str, draft: str | None) -> Model:
     """Return the model of a checkpoint."""
-    return Model(target, target, draft, max_positions=_max_positions(Path(target)))
+    folder = Path(target)
+    name = folder.name if folder.is_dir() else target
+    return Model(name, target, draft, max_positions=_max_positions(folder))
 
 
 def random_weights(shape: str, folder: Path) -> Model:

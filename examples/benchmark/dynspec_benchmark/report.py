@@ -55,8 +55,10 @@ def title(data: dict[str, Any]) -> str:
     """One line about what was measured on what."""
     hardware, software = data["hardware"], data["software"]
     speculation = data["speculation"]
+    device = hardware["device"]
     parts = [
-        f"SGLang {software['sglang']} on {hardware['count']}x {hardware['device']}",
+        f"SGLang {software['sglang']} on "
+        + (device if device == "CPU" else f"{hardware['count']}x {device}"),
         data["model"],
         f"{speculation['algorithm']}, {speculation['num_steps']} draft steps",
     ]
