@@ -85,7 +85,7 @@ def test_a_plain_step_that_fails_midway_is_run_by_sglang(
     owner, name = {
         "target": (install.runtime().dialect, "forward_target"),
         "result": (install.runtime().dialect, "set_result"),
-        "draft": (draft_state, "extend"),
+        "draft": (install.runtime().draft_extend, "run"),
         "skip": (draft_state, "skip"),
     }[part]
     monkeypatch.setattr(owner, name, AfterCalls(getattr(owner, name), 5, after))
@@ -152,6 +152,42 @@ def test_deactivate_from_within_a_step(server, expected):
     server.controller.use(policy)
     assert ids(server.scheduler.run(REQUESTS)) == expected
     assert policy.left == 0
+
+
+@pytest.fixture
+def captures_graphs(server, monkeypatch) -> PlainTarget:
+    """A target on which SGLang has graphs, so far as we can tell, and capturing ours fails."""
+    runtime = install.runtime()
+    runner = runtime.worker.target_worker.model_runner
+    monkeypatch.setattr(runner, runtime.dialect.graph_runner, object())
+
+    def out_of_memory(model_runner: Any, *, keep_hidden: bool) -> Any:
+        assert model_runner.spec_algorithm.is_none()
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(runtime.dialect, "capture_decode_graphs", out_of_memory)
+    return PlainTarget(runtime.dialect, runtime.worker)
+
+
+def test_graphs_that_cannot_be_captured_are_done_without(
+    server, captures_graphs, expected, caplog, monkeypatch
+):
+    runner = install.runtime().worker.target_worker.model_runner
+    before = dict(vars(runner))
+    with caplog.at_level(logging.ERROR, logger="sglang_dynspec"):
+        captures_graphs.capture(keep_hidden=False, strict=False)
+    assert "OutOfMemoryError: no room" in caplog.text
+    assert "lower --mem-fraction-static or --cuda-graph-max-bs" in caplog.text
+    assert vars(runner) == before
+    assert captures_graphs.as_dict() is None
+    install.runtime().target = captures_graphs
+    monkeypatch.undo()
+    assert ids(server.run(Alternate(), REQUESTS)) == expected
+
+
+def test_strict_does_not_do_without_graphs(server, captures_graphs):
+    with pytest.raises(InstallError, match=r"OutOfMemoryError: no room.*--mem-fraction-static"):
+        captures_graphs.capture(keep_hidden=False, strict=True)
 
 
 def test_a_server_that_is_not_supported_serves_without_us_and_says_so(caplog):
@@ -294,39 +330,3 @@ def test_other_workers_and_models_are_refused(shared, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(scheduler, "is_hybrid_swa", True)
     assert "sliding-window" in support.refusal(scheduler)
-
-
-@pytest.fixture
-def captures_graphs(server, monkeypatch) -> PlainTarget:
-    """A target on which SGLang has graphs, so far as we can tell, and capturing ours fails."""
-    runtime = install.runtime()
-    runner = runtime.worker.target_worker.model_runner
-    monkeypatch.setattr(runner, runtime.dialect.graph_runner, object())
-
-    def out_of_memory(model_runner: Any, *, keep_hidden: bool) -> Any:
-        assert model_runner.spec_algorithm.is_none()
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(runtime.dialect, "capture_decode_graphs", out_of_memory)
-    return PlainTarget(runtime.dialect, runtime.worker)
-
-
-def test_graphs_that_cannot_be_captured_are_done_without(
-    server, captures_graphs, expected, caplog, monkeypatch
-):
-    runner = install.runtime().worker.target_worker.model_runner
-    before = dict(vars(runner))
-    with caplog.at_level(logging.ERROR, logger="sglang_dynspec"):
-        captures_graphs.capture(keep_hidden=False, strict=False)
-    assert "OutOfMemoryError: no room" in caplog.text
-    assert "lower --mem-fraction-static or --cuda-graph-max-bs" in caplog.text
-    assert vars(runner) == before
-    assert captures_graphs.as_dict() is None
-    install.runtime().target = captures_graphs
-    monkeypatch.undo()
-    assert ids(server.run(Alternate(), REQUESTS)) == expected
-
-
-def test_strict_does_not_do_without_graphs(server, captures_graphs):
-    with pytest.raises(InstallError, match=r"OutOfMemoryError: no room.*--mem-fraction-static"):
-        captures_graphs.capture(keep_hidden=False, strict=True)

@@ -61,7 +61,7 @@ class PlainTarget:
             with self.active():
                 graphs = self._dialect.capture_decode_graphs(self._runner, keep_hidden=keep_hidden)
         except Exception as error:
-            self._capture_failed(error, strict)
+            capture_failed("plain decode", error, strict=strict)
             return
         self._values.update(graphs)
         self.captured = Captured(
@@ -78,16 +78,6 @@ class PlainTarget:
         query = getattr(torch.get_device_module(self._runner.device), "mem_get_info", None)
         return 0 if query is None else int(query()[0])  # a CPU has no such figure
 
-    def _capture_failed(self, error: Exception, strict: bool) -> None:
-        what = (
-            "capturing CUDA graphs of plain decode failed "
-            f"({type(error).__name__}: {error}). If GPU memory is short, lower "
-            "--mem-fraction-static or --cuda-graph-max-bs"
-        )
-        if strict:
-            raise InstallError(what) from error
-        logger.error("sglang_dynspec: %s. Plain steps run without graphs.", what, exc_info=error)
-
     def as_dict(self) -> dict[str, float] | None:
         """What is captured, JSON-native."""
         return None if self.captured is None else asdict(self.captured)
@@ -97,3 +87,22 @@ class PlainTarget:
         """The model runner without speculation; restored exactly at the end."""
         with temporarily(self._runner, **self._values):
             yield
+
+
+def capture_failed(what: str, error: Exception, *, strict: bool) -> None:
+    """Report that graphs could not be captured.
+
+    Args:
+        what: is to run from them.
+        strict: raise it.
+
+    Raises:
+        InstallError: under strict.
+    """
+    sentence = (
+        f"capturing CUDA graphs of {what} failed ({type(error).__name__}: {error}). If GPU memory "
+        "is short, lower --mem-fraction-static or --cuda-graph-max-bs"
+    )
+    if strict:
+        raise InstallError(sentence) from error
+    logger.error("sglang_dynspec: %s. It runs without.", sentence, exc_info=error)

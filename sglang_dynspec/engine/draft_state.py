@@ -2,55 +2,82 @@
 
 A plain step writes no KV for the draft. ``warm`` writes it at once, so that speculation comes back
 with its acceptance intact. ``skip`` leaves the hole: output stays right, because the target
-verifies every token, but acceptance suffers until the hole is far behind. Under ``skip`` the policy
-may leave out the draft's prefill as well.
+verifies every token, but acceptance suffers until the hole is far behind.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from sglang_dynspec.engine import batch_prep
-from sglang_dynspec.engine.dialect.base import Dialect, pad_rows
-from sglang_dynspec.engine.runtime import Runtime
+from sglang_dynspec.engine.decode_graph import capture_failed
+from sglang_dynspec.engine.dialect.base import EXTEND_BACKEND, Dialect, pad_rows
+from sglang_dynspec.engine.temporarily import temporarily
 
 
-def extend(dialect: Dialect, worker: Any, batch: Any, result: Any, width: int) -> None:
-    """Run SGLang's own draft-extend over the token of a plain step (``warm``).
+class DraftExtend:
+    """SGLang's draft-extend, which follows a verification, after a plain step (``warm``).
 
-    It is the one that follows a verification, told that each request had one token accepted, so
-    that its CUDA graph fits; of each row of ``width`` tokens only the first counts. The rest
-    writes KV past the committed length, as rejected draft tokens do, and is overwritten next.
-
-    Args:
-        batch: the worker's batch, with the lengths before the step.
-        result: with ``next_token_ids``, ``accept_lens`` and ``next_draft_input`` set, and hidden
-            states of shape (bs, hidden); these are gone afterwards, so that nobody copies them to
-            the host.
+    It writes as many tokens a request as a verification may accept, of which only the first counts
+    after a plain step. :meth:`narrow` makes it write that one only. Otherwise the rest is written
+    past the committed length, as rejected draft tokens are, and is overwritten next.
     """
-    output = result.logits_output
-    output.hidden_states = pad_rows(output.hidden_states, width)
-    batch.out_cache_loc = window_slots(worker, batch, width)
-    with dialect.draft_context(worker.draft_worker):
-        worker.draft_worker._draft_extend_for_decode(batch, result)
-    output.hidden_states = None
 
+    def __init__(self, dialect: Dialect, worker: Any) -> None:
+        self._dialect = dialect
+        self._worker = worker
+        self._values: dict[str, Any] = {}
+        self.width: int = worker.draft_worker.speculative_num_draft_tokens
+        """Tokens that it writes for each request."""
 
-def instead_of_prefill(runtime: Runtime, batch: Any, next_token_ids: torch.Tensor) -> Any:
-    """The draft state after a prefill that the draft model does not take part in, or None if it is
-    to take part.
+    def narrow(self, *, strict: bool) -> None:
+        """Let it write one token a request, from CUDA graphs of its own where SGLang has any, on
+        the releases that can.
 
-    Args:
-        batch: the worker's batch, after the target's prefill.
-        next_token_ids: sampled tokens, shape (bs,).
-    """
-    if runtime.draft_state != "skip" or not runtime.dialect.is_prefill(batch):
-        return None
-    if runtime.controller.wants_draft_prefill(batch_prep.after_prefill(runtime, batch)):
-        return None
-    return runtime.dialect.blank_draft_input(runtime.worker, batch, next_token_ids)
+        Args:
+            strict: a capture that fails stops the server; otherwise all its width is written.
+
+        Raises:
+            InstallError: the capture failed, under strict.
+        """
+        try:
+            values = self._dialect.one_token_extend(self._worker)
+        except Exception as error:
+            capture_failed("the draft model's step after a plain one", error, strict=strict)
+            return
+        if values is not None:
+            self._values = {"speculative_num_draft_tokens": 1, **values}
+            self.width = 1
+
+    def run(self, batch: Any, result: Any) -> None:
+        """Extend the draft by the token of a plain step.
+
+        Args:
+            batch: the worker's batch, with the lengths before the step.
+            result: with ``next_token_ids`` (bs * width), ``accept_lens`` and ``next_draft_input``
+                set, and hidden states of shape (bs, hidden); these are gone afterwards, so that
+                nobody copies them to the host.
+        """
+        worker, output = self._worker, result.logits_output
+        output.hidden_states = pad_rows(output.hidden_states, self.width)
+        batch.out_cache_loc = window_slots(worker, batch, self.width)
+        with self._dialect.draft_context(worker.draft_worker), self._narrowed():
+            worker.draft_worker._draft_extend_for_decode(batch, result)
+        output.hidden_states = None
+
+    @contextmanager
+    def _narrowed(self) -> Iterator[None]:
+        draft_worker = self._worker.draft_worker
+        # What runs without graphs, above the sizes captured, takes it from the model runner.
+        backend = self._values.get(EXTEND_BACKEND) or draft_worker.draft_runner.attn_backend
+        with (
+            temporarily(draft_worker, **self._values),
+            temporarily(draft_worker.draft_runner, attn_backend=backend),
+        ):
+            yield
 
 
 def skip(result: Any, draft_input: Any) -> None:

@@ -186,6 +186,7 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     from sglang_dynspec.engine import support
     from sglang_dynspec.engine.controller import Controller
     from sglang_dynspec.engine.decode_graph import PlainTarget
+    from sglang_dynspec.engine.draft_state import DraftExtend
     from sglang_dynspec.engine.runtime import Runtime
 
     refusal = support.refusal(scheduler)
@@ -200,8 +201,12 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     worker = scheduler.draft_worker
     policy = settings.build_policy()
     controller = Controller(policy, ladder=(0, worker.speculative_num_steps))
+    warm = settings.draft_state == "warm"
     target = PlainTarget(dialect, worker)
-    target.capture(keep_hidden=settings.draft_state == "warm", strict=settings.strict)
+    target.capture(keep_hidden=warm, strict=settings.strict)
+    draft_extend = DraftExtend(dialect, worker)
+    if warm:
+        draft_extend.narrow(strict=settings.strict)
     if _state.runtime is not None:
         _say(
             logging.WARNING,
@@ -209,7 +214,9 @@ def _engage(scheduler: Any, settings: Settings) -> None:
             "to SGLang from now on.",
         )
         _state.runtime.controller.release()
-    _state.runtime = Runtime(scheduler, worker, dialect, controller, target, settings.draft_state)
+    _state.runtime = Runtime(
+        scheduler, worker, dialect, controller, target, draft_extend, settings.draft_state
+    )
     _state.scheduler_seen = True
     _say(
         logging.INFO,
@@ -286,7 +293,7 @@ def _forward(
 def _draft_prefill(
     wrapped: Callable[..., Any], draft_worker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    from sglang_dynspec.engine import draft_state
+    from sglang_dynspec.engine import draft_prefill
 
     current = _state.runtime
     if current is None or draft_worker is not current.worker.draft_worker:
@@ -294,7 +301,7 @@ def _draft_prefill(
     try:
         batch = args[0] if args else kwargs["batch"]
         tokens = args[2] if len(args) > 2 else kwargs["next_token_ids"]
-        blank = draft_state.instead_of_prefill(current, batch, tokens)
+        blank = draft_prefill.instead(current, batch, tokens)
         if blank is not None:
             return blank
     except Exception as error:

@@ -15,6 +15,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_dynspec.engine import draft_state
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect.base import Dialect, OnPublish
+from sglang_dynspec.engine.draft_state import DraftExtend
 from sglang_dynspec.engine.temporarily import temporarily
 
 
@@ -24,7 +25,7 @@ def run(
     worker: Any,
     batch: Any,
     *,
-    keep_warm: bool,
+    extend: DraftExtend | None,
     on_publish: OnPublish | None = None,
 ) -> Any:
     """Decode one token for every request of the batch, without drafting.
@@ -33,7 +34,7 @@ def run(
         worker: the EAGLEWorkerV2.
         batch: its decode batch (ModelWorkerBatch or ScheduleBatch); changed as SGLang's own
             worker changes it.
-        keep_warm: write the draft's KV too (``draft_state.extend``).
+        extend: writes the draft's KV too (``warm``).
         on_publish: from SGLang 0.5.13; to be called with the new lengths once they are known.
 
     Returns:
@@ -43,13 +44,13 @@ def run(
     seq_lens = batch.seq_lens
     new_seq_lens = seq_lens + 1
     with target.active(), _as_plain_decode(dialect, worker, batch, new_seq_lens):
-        result = dialect.forward_target(worker, batch, keep_hidden=keep_warm)
+        result = dialect.forward_target(worker, batch, keep_hidden=extend is not None)
     if on_publish is not None:
         on_publish(new_seq_lens)
-    width = dialect.result_width(worker)
+    width = dialect.result_width(worker) if extend is None else extend.width
     dialect.set_result(result, tokens=result.next_token_ids, width=width, new_seq_lens=new_seq_lens)
-    if keep_warm:
-        draft_state.extend(dialect, worker, batch, result, width)
+    if extend is not None:
+        extend.run(batch, result)
     else:
         draft_state.skip(result, draft_input)
         dialect.publish_read_done(worker)

@@ -8,6 +8,7 @@ from typing import Any
 from sglang_dynspec.engine.controller import Controller
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect.base import Dialect
+from sglang_dynspec.engine.draft_state import DraftExtend
 
 
 @dataclass(slots=True)
@@ -19,6 +20,7 @@ class Runtime:
     dialect: Dialect
     controller: Controller
     target: PlainTarget
+    draft_extend: DraftExtend
     draft_state: str
     """``warm`` or ``skip``."""
 

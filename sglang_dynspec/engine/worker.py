@@ -78,7 +78,7 @@ def _try_plain(runtime: Runtime, batch: Any, on_publish: Any) -> Any:
             runtime.target,
             runtime.worker,
             batch,
-            keep_warm=runtime.draft_state == "warm",
+            extend=runtime.draft_extend if runtime.draft_state == "warm" else None,
             on_publish=on_publish,
         )
     except Exception as error:

@@ -15,6 +15,9 @@ from sglang.srt.layers.moe.utils import (
 
 from sglang_dynspec.engine.contract import Name
 
+EXTEND_BACKEND = "draft_extend_attn_backend"
+"""Attribute of SGLang's draft worker."""
+
 OnPublish = Callable[[torch.Tensor], None]
 """Told of the committed lengths after a step, shape (bs,)."""
 
@@ -153,9 +156,18 @@ class Dialect(ABC):
     def publish_read_done(self, worker: Any) -> None:  # noqa: B027 - not every release has it
         """Tell the scheduler's stream when a plain step has read what that stream writes next."""
 
+    def one_token_extend(self, worker: Any) -> dict[str, Any] | None:
+        """Prepare the draft-extend after a verification to take one token a request.
+
+        Returns:
+            Attributes of the draft worker that it is to run with, besides its number of draft
+            tokens; None on releases where SGLang has only the full width.
+        """
+        return None
+
     def result_width(self, worker: Any) -> int:
-        """Row width of a flattened result. The result processor of 0.5.9 reads it from the draft
-        worker, later ones from the result."""
+        """Row width of a flattened result without draft-extend. The result processor reads it from
+        the draft worker up to 0.5.11, from the result later."""
         return int(worker.draft_worker.speculative_num_draft_tokens)
 
 

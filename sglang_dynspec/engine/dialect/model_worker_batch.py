@@ -164,3 +164,6 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
     ) -> None:
         super().set_result(result, tokens=tokens, width=width, new_seq_lens=new_seq_lens)
         result.speculative_num_draft_tokens = width
+
+    def result_width(self, worker: Any) -> int:
+        return 1

@@ -20,7 +20,8 @@ from sglang_dynspec.engine.contract import (
     Name,
 )
 from sglang_dynspec.engine.dialect import graphs
-from sglang_dynspec.engine.dialect.base import Dialect, blank_proposals, pad_rows
+from sglang_dynspec.engine.dialect.base import EXTEND_BACKEND, Dialect, blank_proposals, pad_rows
+from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
 _committed_len_of_kv = attrgetter("kv.kv_committed_len")
@@ -92,6 +93,8 @@ class ScheduleBatchDialect(Dialect):
     batch_parameter = "batch"
     has_relay = True
     graph_runner = "decode_cuda_graph_runner"
+    capture_draft_graphs: ClassVar[str] = "_capture_cuda_graphs"
+    """Method of the draft worker."""
     live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
         (
             "scheduler.draft_worker.target_worker.model_runner",
@@ -164,6 +167,29 @@ class ScheduleBatchDialect(Dialect):
             runner.war_fastpath_read_done_event
         )
         runner.war_fastpath_read_done_event = None
+
+    def result_width(self, worker: Any) -> int:
+        return 1
+
+    def one_token_extend(self, worker: Any) -> dict[str, Any] | None:
+        # As EAGLEWorkerV2.build_adaptive_runtime_state does for 0 draft steps, less the target's.
+        draft_worker = worker.draft_worker
+        with (
+            self.draft_context(draft_worker),
+            worker._override_worker_state(0, 1),
+            self.one_token_graphs(),
+        ):
+            draft_worker.init_attention_backend()
+            getattr(draft_worker, self.capture_draft_graphs)()
+            names = (EXTEND_BACKEND, "cuda_graph_runner_for_draft_extend")
+            return {name: getattr(draft_worker, name) for name in names}
+
+    def one_token_graphs(self) -> AbstractContextManager[Any]:
+        """What it takes beyond SGLang's override for draft-extend graphs of one token a request."""
+        from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as module
+
+        # 0.5.17 derives it from the server's arguments, which its override leaves alone.
+        return temporarily(module, resolve_num_tokens_per_req=lambda **_: 1)
 
     def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
         backend = graphs.attention_backend(model_runner)

@@ -3,6 +3,7 @@ what it has. The oldest is the last of this module."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
@@ -57,6 +58,9 @@ class ModeOnBatchDialect(DerivedModeDialect):
     family = "0.5.14 to 0.5.15"
     contract: ClassVar[tuple[Name, ...]] = (*FROM_0_5_13, _MODE_ON_BATCH, _DECODE_GRAPHS)
 
+    def one_token_graphs(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # SGLang's override is enough
+
     def blocked(self, batch: Any) -> str | None:
         return Dialect.blocked(self, batch)  # sampling masks came with 0.5.16
 
@@ -71,6 +75,7 @@ class WholeForwardBarrierDialect(ModeOnBatchDialect):
 
     family = "0.5.13"
     graph_runner = "graph_runner"
+    capture_draft_graphs: ClassVar[str] = "init_cuda_graphs"
     contract: ClassVar[tuple[Name, ...]] = (*FROM_0_5_13, _MODE_ON_BATCH, _GRAPHS)
     live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
         ("scheduler.draft_worker.target_worker.model_runner", ("graph_runner",)),
