@@ -33,12 +33,10 @@ from sglang_dynspec.testing import (
 )
 from sglang_dynspec.testing.models import DRAFT_VOCAB_OFFSET, VOCAB_SIZE
 
-RELEASE = metadata.version("sglang")
-HAS_LOOP_WITHOUT_OVERLAP = RELEASE != "0.5.9"
 SUBPROCESS_LIMIT = 150  # seconds; a start takes 10 when the machine is idle
 
 needs_both_loops = pytest.mark.skipif(
-    not HAS_LOOP_WITHOUT_OVERLAP, reason="0.5.9 has spec v2 under overlap only"
+    not cpu_engine.speculates_without_overlap(), reason="spec v2 under overlap only, up to 0.5.12"
 )
 
 
@@ -254,7 +252,7 @@ def test_any_number_of_draft_steps(
     assert max(max(output.chunks) for output in outputs) == num_steps + 1
 
 
-@pytest.mark.skipif(HAS_LOOP_WITHOUT_OVERLAP, reason="for 0.5.9")
+@pytest.mark.skipif(cpu_engine.speculates_without_overlap(), reason="it works from 0.5.13 on")
 def test_speculation_without_overlap_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="overlap"):
         cpu_engine.server_args("EAGLE3", overlap=False)
@@ -326,7 +324,7 @@ def test_sampling_follows_its_parameters(models: Models, prompts: list[list[int]
 
 def test_logprobs_are_those_of_the_target(models: Models, prompts: list[list[int]]) -> None:
     # 0.5.9 has no logprobs under spec v2 (and raises for EAGLE-3).
-    algorithms = [None, "EAGLE3"] if HAS_LOOP_WITHOUT_OVERLAP else [None]
+    algorithms = [None] if metadata.version("sglang") == "0.5.9" else [None, "EAGLE3"]
     results = []
     for algorithm in algorithms:
         with InProcessScheduler(algorithm, models=models) as scheduler:

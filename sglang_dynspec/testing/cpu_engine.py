@@ -24,13 +24,19 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["command_line", "environment", "install", "server_args"]
+__all__ = [
+    "command_line",
+    "environment",
+    "install",
+    "server_args",
+    "speculates_without_overlap",
+]
 
 _SWITCH = "SGLANG_DYNSPEC_CPU_ENGINE"
 
 _ENVIRONMENT = {
     _SWITCH: "1",
-    "SGLANG_ENABLE_SPEC_V2": "1",  # 0.5.9: EAGLEWorkerV2 instead of the older worker
+    "SGLANG_ENABLE_SPEC_V2": "1",  # up to 0.5.10: EAGLEWorkerV2 instead of the older worker
     "SGLANG_USE_CPU_ENGINE": "1",  # is_cpu() of SGLang is true on a CPU without AMX, too
     "TORCHDYNAMO_DISABLE": "1",  # compiling would cost minutes and buy nothing here
     "HF_HUB_OFFLINE": "1",
@@ -57,17 +63,22 @@ def server_args(
     Args:
         algorithm: None (no speculation), "EAGLE" or "EAGLE3".
         num_steps: draft steps, so ``num_steps + 1`` draft tokens.
-        overlap: the overlap scheduler. False is for 0.5.20 and later: 0.5.9 has spec v2 only
-            with it.
+        overlap: the overlap scheduler. Up to 0.5.12 SGLang speculates without it in an older
+            worker, see :func:`speculates_without_overlap`.
         models: a :class:`~sglang_dynspec.testing.models.Models`; made when not given.
         overrides: any other SGLang server argument; wins over ours. None leaves SGLang's default.
 
     Raises:
         ValueError: an algorithm that the CPU engine has no draft for.
-        UnsupportedError: speculation without overlap on 0.5.9, which would turn overlap on again.
+        UnsupportedError: speculation without overlap where that is not EAGLEWorkerV2's.
     """
-    if algorithm is not None and not overlap:
-        _require_speculation_without_overlap()
+    if algorithm is not None and not overlap and not speculates_without_overlap():
+        from sglang_dynspec.errors import UnsupportedError
+
+        raise UnsupportedError(
+            "SGLang up to 0.5.12 runs EAGLEWorkerV2 under the overlap scheduler only; "
+            "leave overlap=True, or use 0.5.13 or later"
+        )
     if models is None:
         from sglang_dynspec.testing.models import make_models
 
@@ -113,6 +124,20 @@ def command_line(algorithm: str | None = None, **options: Any) -> list[str]:
         if value is not True:
             words.extend(str(v) for v in (value if isinstance(value, (list, tuple)) else [value]))
     return words
+
+
+def speculates_without_overlap() -> bool:
+    """Whether the installed SGLang has EAGLEWorkerV2 without the overlap scheduler, too.
+
+    Up to 0.5.12 it does not: Scheduler takes the older EAGLEWorker there
+    (``SpeculativeAlgorithm.create_worker``), or turns overlap on again (0.5.9, 0.5.10).
+
+    Raises:
+        UnsupportedError: a release that the CPU engine does not know.
+    """
+    from sglang_dynspec.testing._cpu import v0_5_9
+
+    return _family() is not v0_5_9
 
 
 def install() -> None:
@@ -170,17 +195,6 @@ def _install_patches() -> None:
     sgl_kernel_stub.install()
     common.patches.register()
     family.patches.register()
-
-
-def _require_speculation_without_overlap() -> None:
-    from sglang_dynspec.errors import UnsupportedError
-    from sglang_dynspec.testing._cpu import v0_5_9
-
-    if _family() is v0_5_9:
-        raise UnsupportedError(
-            "SGLang 0.5.9 runs EAGLEWorkerV2 under the overlap scheduler only; "
-            "leave overlap=True, or use 0.5.20 or later"
-        )
 
 
 def _family() -> Any:

@@ -12,12 +12,11 @@ import sglang_dynspec
 from sglang_dynspec import Policy
 from sglang_dynspec.engine import install
 from sglang_dynspec.engine.controller import Controller, Counts
-from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.dialect.base import Dialect
+from sglang_dynspec.testing import cpu_engine
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Output, Request
 
-# 0.5.9 has EAGLEWorkerV2 only under the overlap scheduler.
-OVERLAPS = (True,) if installed_release() == "0.5.9" else (True, False)
+OVERLAPS = (True, False) if cpu_engine.speculates_without_overlap() else (True,)
 SERVERS = [(algorithm, overlap) for algorithm in ("EAGLE", "EAGLE3") for overlap in OVERLAPS]
 
 

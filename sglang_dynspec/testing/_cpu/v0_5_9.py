@@ -1,4 +1,4 @@
-"""SGLang 0.5.9: its speculative code knows CUDA, HIP and NPU; a CPU takes the CUDA branches."""
+"""SGLang 0.5.9 to 0.5.12: the speculative code knows no CPU, which takes the CUDA branches here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_dynspec.testing._cpu.hooks import Patches
 
 patches = Patches()
 
-RELEASES = ("0.5.9",)
+RELEASES = ("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1")
 
 
 class _Launched:
@@ -47,7 +47,9 @@ def _verify_kernels(eagle_info_v2: Any) -> None:
         kernels.assign_draft_cache_locs_contiguous_cpu
     )
     eagle_info_v2.assign_extend_cache_locs = _Launched(kernels.assign_extend_cache_locs_cpu)
-    eagle_info_v2.fill_new_verified_id = _Launched(kernels.fill_bonus_tokens_cpu)
+    fill_bonus_tokens = _Launched(kernels.fill_bonus_tokens_cpu)
+    eagle_info_v2.fill_new_verified_id = fill_bonus_tokens
+    eagle_info_v2.fill_bonus_tokens = fill_bonus_tokens  # its name from 0.5.12 on
 
 
 @patches.after_import("sglang.srt.speculative.spec_utils")
@@ -75,19 +77,21 @@ class _SimulatedAcceptance:
         self,
         accept_index: Any,
         predict: Any,
-        accept_length: Any,
         bs: int,
         spec_steps: int,
         simulate_acc_len: float | None = None,
         simulate_acc_method: str | None = None,
+        **accepted: Any,
     ) -> Any:
         import torch
 
+        # accept_length up to 0.5.10, num_accepted_drafts in 0.5.11, num_correct_drafts in 0.5.12.
+        [accepted_drafts] = accepted.values()
         wanted = self._length if simulate_acc_len is None else simulate_acc_len
         length = self._draw(wanted, simulate_acc_method or self._method, spec_steps + 1)
         simulated = torch.full((bs, spec_steps + 1), -1, dtype=torch.int32)
         simulated[:, :length] = accept_index[:, :1] + torch.arange(length)
-        accept_length.fill_(length - 1)
+        accepted_drafts.fill_(length - 1)
         predict.fill_(self._TOKEN)
         return simulated
 
