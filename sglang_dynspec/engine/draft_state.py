@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from sglang_dynspec.engine.decode_graph import capture_failed
-from sglang_dynspec.engine.dialect.base import EXTEND_BACKEND, Dialect, pad_rows
+from sglang_dynspec.engine.capture import Captured, capture
+from sglang_dynspec.engine.dialect.base import EXTEND_BACKEND, EXTEND_GRAPHS, Dialect, pad_rows
 from sglang_dynspec.engine.temporarily import temporarily
 
 
@@ -32,6 +32,8 @@ class DraftExtend:
         self._values: dict[str, Any] = {}
         self.width: int = worker.draft_worker.speculative_num_draft_tokens
         """Tokens that it writes for each request."""
+        self.captured: Captured | None = None
+        """Graphs of its own, or None."""
 
     def narrow(self, *, strict: bool) -> None:
         """Let it write one token a request, from CUDA graphs of its own where SGLang has any, on
@@ -43,14 +45,21 @@ class DraftExtend:
         Raises:
             InstallError: the capture failed, under strict.
         """
-        try:
-            values = self._dialect.one_token_extend(self._worker)
-        except Exception as error:
-            capture_failed("the draft model's step after a plain one", error, strict=strict)
+        what = "the draft model's step after a plain one"
+        made = capture(
+            what,
+            lambda: self._dialect.one_token_extend(self._worker),
+            self._worker.device,
+            strict=strict,
+        )
+        values, captured = made or (None, None)
+        if values is None:
             return
-        if values is not None:
-            self._values = {"speculative_num_draft_tokens": 1, **values}
-            self.width = 1
+        self._values = {"speculative_num_draft_tokens": 1, **values}
+        self.width = 1
+        if captured is not None and values[EXTEND_GRAPHS] is not None:
+            self.captured = captured
+            captured.report(what)
 
     def run(self, batch: Any, result: Any) -> None:
         """Extend the draft by the token of a plain step.

@@ -90,7 +90,7 @@ def status() -> dict[str, Any]:
             "state": "static" if runtime.controller.static else "in_force",
             **_state.about,
             "draft_state": runtime.draft_state,
-            "cuda_graphs": runtime.target.as_dict(),
+            "cuda_graphs": runtime.cuda_graphs(),
             **runtime.controller.as_dict(),
         }
     if _state.refusal is not None:

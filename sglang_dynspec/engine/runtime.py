@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sglang_dynspec.engine.controller import Controller
@@ -23,6 +23,11 @@ class Runtime:
     draft_extend: DraftExtend
     draft_state: str
     """``warm`` or ``skip``."""
+
+    def cuda_graphs(self) -> dict[str, Any]:
+        """What capturing our own graphs took, or None for what runs without. JSON-native."""
+        graphs = {"plain_decode": self.target.captured, "draft_extend": self.draft_extend.captured}
+        return {name: captured and asdict(captured) for name, captured in graphs.items()}
 
 
 # The decision travels on SGLang's own objects: from batch preparation to the worker on the draft

@@ -15,8 +15,9 @@ from sglang.srt.layers.moe.utils import (
 
 from sglang_dynspec.engine.contract import Name
 
+# Attributes of SGLang's draft worker.
 EXTEND_BACKEND = "draft_extend_attn_backend"
-"""Attribute of SGLang's draft worker."""
+EXTEND_GRAPHS = "cuda_graph_runner_for_draft_extend"
 
 OnPublish = Callable[[torch.Tensor], None]
 """Told of the committed lengths after a step, shape (bs,)."""

@@ -20,7 +20,13 @@ from sglang_dynspec.engine.contract import (
     Name,
 )
 from sglang_dynspec.engine.dialect import graphs
-from sglang_dynspec.engine.dialect.base import EXTEND_BACKEND, Dialect, blank_proposals, pad_rows
+from sglang_dynspec.engine.dialect.base import (
+    EXTEND_BACKEND,
+    EXTEND_GRAPHS,
+    Dialect,
+    blank_proposals,
+    pad_rows,
+)
 from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
@@ -181,8 +187,7 @@ class ScheduleBatchDialect(Dialect):
         ):
             draft_worker.init_attention_backend()
             getattr(draft_worker, self.capture_draft_graphs)()
-            names = (EXTEND_BACKEND, "cuda_graph_runner_for_draft_extend")
-            return {name: getattr(draft_worker, name) for name in names}
+            return {n: getattr(draft_worker, n) for n in (EXTEND_BACKEND, EXTEND_GRAPHS)}
 
     def one_token_graphs(self) -> AbstractContextManager[Any]:
         """What it takes beyond SGLang's override for draft-extend graphs of one token a request."""

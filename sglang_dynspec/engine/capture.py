@@ -1,0 +1,73 @@
+"""CUDA graphs beside SGLang's own: what they take, and what happens where that is not to be had."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from sglang_dynspec.errors import InstallError
+
+logger = logging.getLogger("sglang_dynspec")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What capturing has taken."""
+
+    seconds: float
+    gigabytes: float
+    """GPU memory, in units of 2**30 bytes."""
+
+    def report(self, what: str) -> None:
+        """Say so in the log."""
+        logger.info(
+            "sglang_dynspec: CUDA graphs of %s captured: %.1f s, %.2f GB of GPU memory.",
+            what,
+            self.seconds,
+            self.gigabytes,
+        )
+
+
+def capture(
+    what: str, make: Callable[[], T], device: str, *, strict: bool
+) -> tuple[T, Captured] | None:
+    """Capture graphs.
+
+    Args:
+        what: is to run from them, in words.
+        make: captures them.
+        device: where.
+        strict: a capture that fails stops the server.
+
+    Returns:
+        What ``make`` returned, and what it took; None if it failed, which is in the log then.
+
+    Raises:
+        InstallError: it failed, under strict.
+    """
+    started, free = time.perf_counter(), _free_bytes(device)
+    try:
+        made = make()
+    except Exception as error:
+        sentence = (
+            f"capturing CUDA graphs of {what} failed ({type(error).__name__}: {error}). If GPU "
+            "memory is short, lower --mem-fraction-static or --cuda-graph-max-bs"
+        )
+        if strict:
+            raise InstallError(sentence) from error
+        logger.error("sglang_dynspec: %s. Plain steps do without them.", sentence, exc_info=error)
+        return None
+    gigabytes = (free - _free_bytes(device)) / (1 << 30)
+    return made, Captured(time.perf_counter() - started, gigabytes)
+
+
+def _free_bytes(device: str) -> int:
+    query = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return 0 if query is None else int(query()[0])  # a CPU has no such figure
