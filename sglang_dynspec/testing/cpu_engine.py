@@ -202,9 +202,9 @@ def _family() -> Any:
     from importlib.metadata import PackageNotFoundError, version
 
     from sglang_dynspec.errors import UnsupportedError
-    from sglang_dynspec.testing._cpu import v0_5_9, v0_5_20
+    from sglang_dynspec.testing._cpu import v0_5_9, v0_5_13, v0_5_16
 
-    families = (v0_5_9, v0_5_20)
+    families = (v0_5_9, v0_5_13, v0_5_16)
     try:
         found = version("sglang")
     except PackageNotFoundError:

@@ -271,7 +271,7 @@ class _Mailbox:
         self._scheduler = scheduler
         self._plan: _Plan | None = None
         self._limit = self._iteration = self._idle = 0
-        if hasattr(scheduler, "request_receiver"):  # 0.5.20 and later
+        if hasattr(scheduler, "request_receiver"):  # 0.5.13 and later
             scheduler.request_receiver = self
             channels = scheduler.ipc_channels
             senders = (channels.send_to_tokenizer, channels.send_to_detokenizer)
@@ -333,9 +333,14 @@ def _add_chunk(output: Output, message: Any, i: int) -> None:
         output.logprobs.extend(message.output_token_logprobs_val[i])
     if message.spec_verify_ct:
         output.verify_steps = message.spec_verify_ct[i]
-        # Renamed in 0.5.12.
-        accepted = getattr(message, "spec_accepted_tokens", None)
-        output.accepted_drafts = (accepted or message.spec_num_correct_drafts)[i]
+        output.accepted_drafts = _accepted_drafts(message)[i]
+
+
+def _accepted_drafts(message: Any) -> list[int]:
+    for older in ("spec_accepted_tokens", "spec_accepted_drafts"):  # up to 0.5.10; 0.5.11
+        if hasattr(message, older):
+            return list(getattr(message, older))
+    return list(message.spec_num_correct_drafts)
 
 
 def _generate_message(request: Request, rid: str, scheduler: Any) -> Any:
@@ -361,7 +366,7 @@ def _generate_message(request: Request, rid: str, scheduler: Any) -> Any:
         "token_ids_logprob": None,
         "stream": True,  # a message for every step
     }
-    if hasattr(scheduler, "request_receiver"):  # 0.5.20 and later
+    if hasattr(scheduler, "request_receiver"):  # 0.5.13 and later
         fields.update(
             input_ids=array("q", request.input_ids), input_embeds=None, token_type_ids=None
         )
@@ -381,14 +386,16 @@ def _build_scheduler(arguments: dict[str, Any]) -> Any:
     server_args = ServerArgs(**arguments)
     import sglang.srt.managers.scheduler as scheduler_module
 
-    if hasattr(scheduler_module, "publish"):  # 0.5.20 and later; see run_scheduler_process there
-        if hasattr(server_args, "resolve"):
-            server_args.resolve()
-        ports = PortArgs.init_new(server_args)
+    if hasattr(server_args, "resolve"):
+        server_args.resolve()
+    ports = PortArgs.init_new(server_args)
+    # As run_scheduler_process does: nothing to publish up to 0.5.16, ranks with it from 0.5.22 on.
+    if hasattr(scheduler_module, "SpawnRanks"):
         ranks = scheduler_module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
         scheduler_module.publish(server_args, role="scheduler", ranks=ranks)
         return scheduler_module.Scheduler(server_args, ports)
-    ports = PortArgs.init_new(server_args)
+    if hasattr(scheduler_module, "publish"):
+        scheduler_module.publish(server_args, role="scheduler")
     return scheduler_module.Scheduler(server_args, ports, 0, 0, 0, 0, 0, 0, None)
 
 
@@ -409,3 +416,14 @@ def _tear_down(scheduler: Any) -> None:
     if hasattr(parallel_state, "_ATTN_TP"):
         parallel_state._ATTN_TP = None  # 0.5.9 forgets this one, an alias of a destroyed group
     parallel_state.destroy_distributed_environment()
+    _thaw_flags()
+
+
+def _thaw_flags() -> None:
+    """0.5.15 freezes its flags once a scheduler is built, and then takes no other's arguments."""
+    try:
+        from sglang.srt.runtime_context import get_context, reset_context
+    except ImportError:  # before that
+        return
+    if hasattr(get_context(), "freeze_flags"):
+        reset_context()

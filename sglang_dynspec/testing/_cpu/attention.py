@@ -20,7 +20,7 @@ from sglang.srt.mem_cache import memory_pool
 
 Tensor = Any
 
-# 0.5.20 and later say where KV goes with an object instead of a tensor.
+# 0.5.14 and later say where KV goes with an object instead of a tensor.
 _KVWriteLoc = getattr(memory_pool, "KVWriteLoc", None)
 
 

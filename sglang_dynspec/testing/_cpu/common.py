@@ -55,7 +55,7 @@ def _register_draft_attention(draft_utils: Any) -> None:
     """Add torch_native to the draft's backends, which upstream lists inside two methods."""
     factory = draft_utils.DraftBackendFactory
     create_backend = factory._create_backend
-    # 0.5.20 and later return (name, backend) and write the name onto it.
+    # 0.5.18 and later return (name, backend) and write the name onto it.
     named = "stamps_children" in inspect.signature(create_backend).parameters
 
     def create_backend_with_ours(
@@ -80,3 +80,19 @@ def _register_draft_attention(draft_utils: Any) -> None:
         return create_backend(self, backend_name, backend_map, *args, **kwargs)
 
     factory._create_backend = create_backend_with_ours
+
+
+def gather_in_torch(gather_module: Any) -> None:
+    """The overlap scheduler's relay of draft inputs (from 0.5.13 on): a Triton kernel upstream."""
+
+    def gather_spec_extras(
+        indices: Any,
+        topk_p_buf: Any,
+        topk_index_buf: Any,
+        output_tokens_buf: Any,
+        hidden_states_buf: Any,
+    ) -> tuple[Any, Any, Any, Any]:
+        hidden = None if hidden_states_buf is None else hidden_states_buf[indices]
+        return topk_p_buf[indices], topk_index_buf[indices], output_tokens_buf[indices], hidden
+
+    gather_module.gather_spec_extras = gather_spec_extras

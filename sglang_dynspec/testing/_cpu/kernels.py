@@ -339,6 +339,6 @@ def copy_all_layer_kv_cache_cpu(
             ctypes.memmove(address + target * size, row, size)
 
 
-# Names that SGLang 0.5.20 and later call on a CPU.
+# Names that SGLang 0.5.16 and later call on a CPU.
 build_tree_kernel_efficient_cpu = build_tree_kernel_efficient
 verify_tree_greedy_cpu = verify_tree_greedy

@@ -1,19 +1,27 @@
-"""SGLang 0.5.20 to 0.5.23: they have CPU branches, which call ``sgl_kernel.*_cpu`` functions."""
+"""SGLang 0.5.16 and later: they have CPU branches, which call ``sgl_kernel.*_cpu`` functions."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from sglang_dynspec.testing._cpu import common, cuda_branches
 from sglang_dynspec.testing._cpu.hooks import Patches
 
 patches = Patches()
 
-RELEASES = ("0.5.20", "0.5.21", "0.5.22", "0.5.23")
+RELEASES = ("0.5.16", "0.5.17", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
 
 
 @patches.after_import("sglang.srt.speculative.eagle_utils")
 def _sample_when_verifying(eagle_utils: Any) -> None:
     """Verify by rejection sampling at temperature > 0, as on a GPU; a CPU verifies greedily."""
+    if hasattr(eagle_utils, "_verify_uses_greedy"):
+        _answer_as_on_gpu(eagle_utils)
+    else:  # before 0.5.20 eagle_sample asks for the device itself
+        cuda_branches.verify_as_on_cuda(eagle_utils)
+
+
+def _answer_as_on_gpu(eagle_utils: Any) -> None:
     from sglang_dynspec.testing._cpu import kernels
 
     uses_greedy = eagle_utils._verify_uses_greedy
@@ -22,12 +30,7 @@ def _sample_when_verifying(eagle_utils: Any) -> None:
         return bool(uses_greedy(**{**facts, "is_cpu": False}))
 
     eagle_utils._verify_uses_greedy = uses_greedy_as_on_gpu
-    for name in (
-        "top_k_renorm_prob",
-        "top_p_renorm_prob",
-        "tree_speculative_sampling_target_only",
-    ):
-        setattr(eagle_utils, name, getattr(kernels, name))
+    cuda_branches.sample_in_torch(eagle_utils)
     eagle_utils.sampling_softmax = kernels.softmax
 
 
@@ -41,18 +44,4 @@ def _allow_overlap(speculative_hook: Any) -> None:
     speculative_hook._disable_overlap_schedule_for_cpu = keep
 
 
-@patches.after_import("sglang.kernels.ops.speculative.gather_spec_extras")
-def _gather_in_torch(gather_module: Any) -> None:
-    """The overlap scheduler's relay of draft inputs: a Triton kernel upstream."""
-
-    def gather_spec_extras(
-        indices: Any,
-        topk_p_buf: Any,
-        topk_index_buf: Any,
-        output_tokens_buf: Any,
-        hidden_states_buf: Any,
-    ) -> tuple[Any, Any, Any, Any]:
-        hidden = None if hidden_states_buf is None else hidden_states_buf[indices]
-        return topk_p_buf[indices], topk_index_buf[indices], output_tokens_buf[indices], hidden
-
-    gather_module.gather_spec_extras = gather_spec_extras
+patches.after_import("sglang.kernels.ops.speculative.gather_spec_extras")(common.gather_in_torch)
