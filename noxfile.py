@@ -9,7 +9,15 @@ nox.options.sessions = ["lint", "tests"]
 nox.options.error_on_missing_interpreters = True
 
 RELEASES = ["0.5.9", "0.5.23"]
-# One torch for both: the CPU engine runs each release on it. torchvision must match it exactly.
+# Those between run on demand: the release, and the file of what it needs.
+BETWEEN = {
+    "0.5.13.post1": "0.5.17",
+    "0.5.14": "0.5.17",
+    "0.5.15.post1": "0.5.17",
+    "0.5.16": "0.5.17",
+    "0.5.17": "0.5.17",
+}
+# One torch for all: the CPU engine runs each release on it. torchvision must match it exactly.
 TORCH = ["torch==2.14.1", "torchvision==0.29.1"]
 # The libraries that mypy reads the types of.
 TYPED = [
@@ -44,7 +52,8 @@ def build_wheel(session: nox.Session) -> str:
 
 def install_engine(session: nox.Session, release: str) -> None:
     """Install unmodified SGLang for the CPU engine, and our wheel over it."""
-    session.install(*TORCH, "-r", f"tests/requirements/sglang-{release}.txt")
+    needs = BETWEEN.get(release, release)
+    session.install(*TORCH, "-r", f"tests/requirements/sglang-{needs}.txt")
     session.install("--no-deps", f"sglang=={release}")
     session.install(f"{build_wheel(session)}[demo,testing]", "pytest", "hypothesis")
 
@@ -58,13 +67,25 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
 
 
-@nox.session
-@nox.parametrize("release", RELEASES)
-def tests(session: nox.Session, release: str) -> None:
-    """The test suite on one SGLang release, against the installed wheel."""
+def run_suite(session: nox.Session, release: str) -> None:
+    """Run the test suite on one SGLang release, against the installed wheel."""
     install_engine(session, release)
     # Not from the repository root on sys.path: what is tested is the wheel.
     session.run("pytest", "-p", "no:cacheprovider", "--import-mode=importlib", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("release", RELEASES)
+def tests(session: nox.Session, release: str) -> None:
+    """The test suite on the oldest and the newest supported release."""
+    run_suite(session, release)
+
+
+@nox.session
+@nox.parametrize("release", list(BETWEEN))
+def tests_between(session: nox.Session, release: str) -> None:
+    """The test suite on a release between; not part of a plain ``nox``."""
+    run_suite(session, release)
 
 
 @nox.session
