@@ -58,8 +58,8 @@ def _worker_refusal(scheduler: Any) -> str | None:
     if type(worker) is not EAGLEWorkerV2:
         return (
             f"speculation runs through {type(worker).__name__}, and only EAGLEWorkerV2 is "
-            "supported: --speculative-algorithm EAGLE or EAGLE3, and on SGLang 0.5.9 "
-            "SGLANG_ENABLE_SPEC_V2=1 with the overlap scheduler"
+            "supported: --speculative-algorithm EAGLE or EAGLE3, up to SGLang 0.5.12 with the "
+            "overlap scheduler, and up to 0.5.10 with SGLANG_ENABLE_SPEC_V2=1"
         )
     if worker.plan_stream is not None:
         return (
