@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from sglang_dynspec import BatchView
+from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.testing import cpu_engine, models
 
 BENCHMARK = Path(__file__).parent.parent / "examples" / "benchmark"
@@ -878,6 +879,9 @@ def run_on_cpu_engine(output: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.skipif(
+    installed_release() == "0.5.9", reason="three server starts; the newest release has them"
+)
 def test_benchmark(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the demo extra is not installed")
     result = run_on_cpu_engine(tmp_path)
