@@ -11,6 +11,9 @@ nox.options.error_on_missing_interpreters = True
 RELEASES = ["0.5.9", "0.5.23"]
 # Those between run on demand: the release, and the file of what it needs.
 BETWEEN = {
+    "0.5.10.post1": "0.5.12.post1",
+    "0.5.11": "0.5.12.post1",
+    "0.5.12.post1": "0.5.12.post1",
     "0.5.13.post1": "0.5.17",
     "0.5.14": "0.5.17",
     "0.5.15.post1": "0.5.17",

@@ -25,7 +25,7 @@ _DIALECTS = {
 }
 
 SUPPORTED = tuple(_DIALECTS)
-"""The test suite runs on the oldest and the newest. By hand its engine tests were run on 0.5.13 to
+"""The test suite runs on the oldest and the newest. By hand its engine tests were run on 0.5.10 to
 0.5.17, on the CPU engine, and 0.5.17 on a GPU as well."""
 
 
