@@ -19,6 +19,9 @@ BETWEEN = {
     "0.5.15.post1": "0.5.17",
     "0.5.16": "0.5.17",
     "0.5.17": "0.5.17",
+    "0.5.18": "0.5.17",
+    "0.5.20": "0.5.23",
+    "0.5.22": "0.5.23",
 }
 # One torch for all: the CPU engine runs each release on it. torchvision must match it exactly.
 TORCH = ["torch==2.14.1", "torchvision==0.29.1"]

@@ -21,12 +21,15 @@ _DIALECTS = {
     "0.5.15": ("schedule_batch_early", "ModeOnBatchDialect"),
     "0.5.16": ("schedule_batch_early", "DerivedModeDialect"),
     "0.5.17": ("schedule_batch", "ScheduleBatchDialect"),
-    "0.5.23": ("schedule_batch", "OwnDraftLayoutDialect"),
+    "0.5.18": ("schedule_batch_late", "SharedReadDialect"),
+    "0.5.20": ("schedule_batch_late", "LengthsOnKvDialect"),
+    "0.5.22": ("schedule_batch_late", "WatermarkDialect"),
+    "0.5.23": ("schedule_batch_late", "OwnDraftLayoutDialect"),
 }
 
 SUPPORTED = tuple(_DIALECTS)
-"""The test suite runs on the oldest and the newest. By hand its engine tests were run on 0.5.10 to
-0.5.17, on the CPU engine, and 0.5.17 on a GPU as well."""
+"""The test suite runs on the oldest and the newest. By hand its engine tests were run on those
+between, on the CPU engine, and 0.5.17 on a GPU as well."""
 
 
 def installed_release() -> str:

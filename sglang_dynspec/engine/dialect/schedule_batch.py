@@ -30,7 +30,6 @@ from sglang_dynspec.engine.dialect.base import (
 from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
-_committed_len_of_kv = attrgetter("kv.kv_committed_len")
 
 
 FROM_0_5_13: tuple[Name, ...] = (
@@ -210,50 +209,3 @@ class ScheduleBatchDialect(Dialect):
         """SGLang's class of decode graphs, keeping the hidden states of this mode."""
         sglangs = model_runner._decode_cuda_graph_runner_cls()
         return graphs.keeping(sglangs, "return_hidden_states_mode", mode)
-
-
-class OwnDraftLayoutDialect(ScheduleBatchDialect):
-    """0.5.23: the draft has a parallel layout of its own; a request's lengths are on its `kv`."""
-
-    family = "0.5.23"
-    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
-        (
-            "scheduler.draft_worker.target_worker.model_runner",
-            ("decode_cuda_graph_runner", "shared_read_done_event"),
-        ),
-        ("scheduler.draft_worker", ("last_shared_read_runner",)),
-        ("scheduler.draft_worker.draft_worker", ("parallel_layout",)),
-    )
-    contract: ClassVar[tuple[Name, ...]] = (
-        *ScheduleBatchDialect.contract,
-        Name(
-            "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
-            "read",
-            "what plain decode would have to sample with beyond 0.5.17",
-            fields=("has_watermark_candidates",),
-        ),
-        Name(
-            "sglang.srt.speculative.spec_utils:draft_tp_context",
-            "call",
-            "the draft model's own parallel layout",
-        ),
-    )
-
-    def blocked(self, batch: Any) -> str | None:
-        if batch.sampling_info.has_watermark_candidates:
-            return "watermark"
-        return super().blocked(batch)
-
-    def context_tokens(self, batch: Any) -> int:
-        return sum(map(_committed_len_of_kv, batch.reqs))
-
-    def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
-        from sglang.srt.speculative.spec_utils import draft_tp_context
-
-        context: AbstractContextManager[Any] = draft_tp_context(draft_worker.parallel_layout)
-        return context
-
-    def publish_read_done(self, worker: Any) -> None:
-        runner = worker.target_worker.model_runner
-        worker.last_shared_read_runner.shared_read_done_event = runner.shared_read_done_event
-        runner.shared_read_done_event = None

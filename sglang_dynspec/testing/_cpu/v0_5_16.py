@@ -9,7 +9,15 @@ from sglang_dynspec.testing._cpu.hooks import Patches
 
 patches = Patches()
 
-RELEASES = ("0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
+RELEASES = (
+    "0.5.16",
+    "0.5.17",
+    "0.5.18",
+    "0.5.20",
+    "0.5.21",
+    "0.5.22",
+    "0.5.23",
+)
 
 
 @patches.after_import("sglang.srt.speculative.eagle_utils")
