@@ -51,6 +51,19 @@ RESOLVE_EXTRAS = "sglang.srt.managers.overlap_utils:FutureMap._resolve_spec_extr
 RESOLVE_LENGTHS = "sglang.srt.managers.overlap_utils:FutureMap.resolve_seq_lens_cpu"
 STASH = "sglang.srt.managers.overlap_utils:FutureMap.stash"
 
+DECODE_BATCH_FIELDS = (
+    "forward_mode",
+    "input_ids",
+    "req_pool_indices",
+    "seq_lens",
+    "seq_lens_cpu",
+    "seq_lens_sum",
+    "out_cache_loc",
+    "spec_info",
+    "spec_algorithm",
+)
+"""Of the decode batch that the worker gets; its class changed with 0.5.13."""
+
 # Names with the same shape on every supported release; a dialect adds those that differ.
 COMMON: tuple[Name, ...] = (
     Name(SCHEDULER_INIT, "wrap", "the place where arguments, worker and pools are known"),

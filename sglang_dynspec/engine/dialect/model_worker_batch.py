@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-from sglang_dynspec.engine.contract import FORWARD, Name
+from sglang_dynspec.engine.contract import DECODE_BATCH_FIELDS, FORWARD, Name
 from sglang_dynspec.engine.dialect import graphs
 from sglang_dynspec.engine.dialect.base import Dialect, blank_proposals, pad_rows
 from sglang_dynspec.engine.temporarily import temporarily
@@ -24,18 +24,7 @@ FROM_0_5_9: tuple[Name, ...] = (
         "sglang.srt.managers.schedule_batch:ModelWorkerBatch",
         "read",
         "the decode batch at the worker's door",
-        fields=(
-            "forward_mode",
-            "input_ids",
-            "req_pool_indices",
-            "seq_lens",
-            "seq_lens_cpu",
-            "seq_lens_sum",
-            "out_cache_loc",
-            "spec_info",
-            "spec_algorithm",
-            "capture_hidden_mode",
-        ),
+        fields=(*DECODE_BATCH_FIELDS, "capture_hidden_mode"),
     ),
     Name(
         "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
@@ -52,6 +41,15 @@ FROM_0_5_9: tuple[Name, ...] = (
 )
 
 
+def _draft_input(pending_field: str) -> Name:
+    return Name(
+        "sglang.srt.speculative.eagle_info:EagleDraftInput",
+        "call",
+        "the draft state of the next step",
+        fields=("topk_p", "topk_index", "hidden_states", pending_field, "new_seq_lens"),
+    )
+
+
 class ModelWorkerBatchDialect(Dialect):
     """0.5.9 to 0.5.11."""
 
@@ -66,12 +64,7 @@ class ModelWorkerBatchDialect(Dialect):
     )
     contract: ClassVar[tuple[Name, ...]] = (
         *FROM_0_5_9,
-        Name(
-            "sglang.srt.speculative.eagle_info:EagleDraftInput",
-            "call",
-            "the draft state of the next step",
-            fields=("topk_p", "topk_index", "hidden_states", "verified_id", "new_seq_lens"),
-        ),
+        _draft_input("verified_id"),
     )
 
     def context_tokens(self, batch: Any) -> int:
@@ -140,12 +133,7 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
     pending_field: ClassVar[str] = "bonus_tokens"
     contract: ClassVar[tuple[Name, ...]] = (
         *FROM_0_5_9,
-        Name(
-            "sglang.srt.speculative.eagle_info:EagleDraftInput",
-            "call",
-            "the draft state of the next step",
-            fields=("topk_p", "topk_index", "hidden_states", "bonus_tokens", "new_seq_lens"),
-        ),
+        _draft_input("bonus_tokens"),
         Name(
             "sglang.srt.managers.utils:GenerationBatchResult",
             "call",

@@ -12,6 +12,7 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_dynspec.engine.contract import (
+    DECODE_BATCH_FIELDS,
     FORWARD,
     RESOLVE_EXTRAS,
     RESOLVE_LENGTHS,
@@ -38,17 +39,7 @@ FROM_0_5_13: tuple[Name, ...] = (
         "sglang.srt.managers.schedule_batch:ScheduleBatch",
         "read",
         "the decode batch at the worker's door",
-        fields=(
-            "forward_mode",
-            "input_ids",
-            "req_pool_indices",
-            "seq_lens",
-            "seq_lens_cpu",
-            "seq_lens_sum",
-            "out_cache_loc",
-            "spec_info",
-            "spec_algorithm",
-        ),
+        fields=DECODE_BATCH_FIELDS,
     ),
     Name(
         "sglang.srt.speculative.eagle_info:EagleDraftInput",

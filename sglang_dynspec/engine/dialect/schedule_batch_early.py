@@ -17,21 +17,21 @@ from sglang_dynspec.engine.dialect.schedule_batch import (
     ScheduleBatchDialect,
 )
 
-_RUNNER_ARGUMENTS = ("attn_backend", "speculative_num_steps", "speculative_num_draft_tokens")
-_DECODE_GRAPHS = Name(
-    "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
-    "call",
-    "graphs of plain decode",
-    parameters=("model_runner",),
-    keywords=_RUNNER_ARGUMENTS,
+
+def _graph_runner(path: str) -> Name:
+    return Name(
+        path,
+        "call",
+        "graphs of plain decode",
+        parameters=("model_runner",),
+        keywords=("attn_backend", "speculative_num_steps", "speculative_num_draft_tokens"),
+    )
+
+
+_DECODE_GRAPHS = _graph_runner(
+    "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
 )
-_GRAPHS = Name(
-    "sglang.srt.model_executor.cuda_graph_runner:CudaGraphRunner",
-    "call",
-    "graphs of plain decode",
-    parameters=("model_runner",),
-    keywords=_RUNNER_ARGUMENTS,
-)
+_GRAPHS = _graph_runner("sglang.srt.model_executor.cuda_graph_runner:CudaGraphRunner")
 _MODE_ON_BATCH = Name(
     "sglang.srt.managers.schedule_batch:ScheduleBatch",
     "read",
