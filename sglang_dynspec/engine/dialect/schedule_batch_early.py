@@ -16,6 +16,7 @@ from sglang_dynspec.engine.dialect.schedule_batch import (
     FROM_0_5_16,
     ScheduleBatchDialect,
 )
+from sglang_dynspec.engine.temporarily import temporarily
 
 
 def _graph_runner(path: str) -> Name:
@@ -37,6 +38,11 @@ _MODE_ON_BATCH = Name(
     "read",
     "asks for the hidden states of one forward",
     fields=("capture_hidden_mode",),
+)
+_DRAFT_DECODE_BACKEND = Name(
+    "sglang.srt.speculative.draft_utils:DraftBackendFactory.create_decode_backend",
+    "call",
+    "left out while graphs for 0 draft steps are captured",
 )
 
 
@@ -76,7 +82,12 @@ class WholeForwardBarrierDialect(ModeOnBatchDialect):
     family = "0.5.13"
     graph_runner = "graph_runner"
     capture_draft_graphs: ClassVar[str] = "init_cuda_graphs"
-    contract: ClassVar[tuple[Name, ...]] = (*FROM_0_5_13, _MODE_ON_BATCH, _GRAPHS)
+    contract: ClassVar[tuple[Name, ...]] = (
+        *FROM_0_5_13,
+        _MODE_ON_BATCH,
+        _GRAPHS,
+        _DRAFT_DECODE_BACKEND,
+    )
     live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
         ("scheduler.draft_worker.target_worker.model_runner", ("graph_runner",)),
         ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
@@ -86,6 +97,12 @@ class WholeForwardBarrierDialect(ModeOnBatchDialect):
         from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
 
         return graphs.keeping(CudaGraphRunner, "capture_hidden_mode", mode)
+
+    def one_token_graphs(self) -> AbstractContextManager[Any]:
+        from sglang.srt.speculative.draft_utils import DraftBackendFactory
+
+        # 0.5.14 was the first to build none for 0 draft steps; this one fails.
+        return temporarily(DraftBackendFactory, create_decode_backend=lambda _: None)
 
     def publish_read_done(self, worker: Any) -> None:
         """There is nothing that would wait for less than the whole forward."""

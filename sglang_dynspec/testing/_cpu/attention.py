@@ -127,6 +127,9 @@ class CpuMultiStepDraftBackend:
             raise NotImplementedError(
                 f"the CPU engine drafts chains only: eagle_topk 1, not {topk}"
             )
+        if num_steps < 2:
+            # Upstream's own fail as well: they read their first step's backend.
+            raise ValueError(f"there is no draft decode step in num_steps {num_steps}")
         self.attn_backends = [CpuAttentionBackend(runner, step) for step in range(num_steps - 1)]
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
