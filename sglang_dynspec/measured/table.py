@@ -146,7 +146,7 @@ def _text(name: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot read the table {name!r}: {reason}; give a file, or one of the tables that come "
+            f"cannot read the table {name!r}: {reason}; give a file, or a table that comes "
             f"with the package: {', '.join(shipped_tables())}"
         ) from error
 
