@@ -1,7 +1,7 @@
 """Tables of output tokens per second by concurrency, without speculation and with it.
 
-The format is JSON with a list ``rows``, one for each concurrency (and context, and attention
-backend); ``examples/benchmark`` writes it::
+The format is JSON with a list ``rows``, one for each concurrency (and context, output length, and
+attention backend); ``examples/benchmark`` writes it::
 
     {
       "model": "...", "hardware": "...", "software": "...",
@@ -14,74 +14,47 @@ backend); ``examples/benchmark`` writes it::
 
 In a row ``c`` is the number of requests at once; ``no_spec`` and ``static_spec`` are output tokens
 per second without and with speculation always on, and may be absent or null where not measured;
-``prompt_tokens`` or ``ctx`` (prompt tokens, 0 by default) and ``backend`` (any text) tell loads
-apart. What else a file holds is left alone.
+``prompt_tokens`` or ``ctx`` (prompt tokens, 0 by default), ``output_tokens`` and ``backend`` (any
+text) tell loads apart. Rows of one point and one mode count as repeated runs: the median is taken.
+What else a file holds is left alone, rows that only have figures of other modes too.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 from sglang_dynspec.errors import ConfigError
+from sglang_dynspec.measured import bench_serving
+from sglang_dynspec.measured.curves import (
+    DEFAULT_NUM_STEPS,
+    Curve,
+    Point,
+    Row,
+    Table,
+    accept_length,
+    curves_of,
+    shown,
+    tokens_per_second,
+    whole,
+)
 
-DEFAULT_NUM_STEPS = 3
-"""Draft steps of the speculative rows, where a table does not say (SGLang's own default for EAGLE
-on most models)."""
+__all__ = [
+    "DEFAULT_NUM_STEPS",
+    "Curve",
+    "Point",
+    "Table",
+    "parse_table",
+    "read_table",
+    "read_text",
+    "shipped_tables",
+]
 
-_MODES = ("no_spec", "static_spec")
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One measurement of both modes, in output tokens per second; None where not measured."""
-
-    c: int
-    """Requests at once (>= 1)."""
-    no_spec: float | None
-    static_spec: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """With speculation / without, or None where one of them is missing."""
-        if self.no_spec is None or self.static_spec is None:
-            return None
-        return self.static_spec / self.no_spec
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The points of one load, by rising concurrency."""
-
-    context: int
-    """Prompt tokens of a request."""
-    backend: str | None
-    points: tuple[Point, ...]
-
-    @property
-    def label(self) -> str:
-        """For people, as in ``triton, context 4096``; empty for the only curve of a plain table."""
-        parts = [self.backend] if self.backend else []
-        return ", ".join(parts + ([f"context {self.context}"] if self.context else []))
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """What one source says about one model on one machine."""
-
-    source: str
-    """The file, or the name of a shipped table."""
-    title: str
-    """Model, hardware and software, as far as the source names them."""
-    num_steps: int
-    """Draft steps of the speculative mode."""
-    accept_length: float | None
-    """Tokens a request gains in a speculative step, bonus token included, if the source says so."""
-    curves: tuple[Curve, ...]
+_FIELDS = {"c", "no_spec", "static_spec", "ctx", "prompt_tokens", "output_tokens", "backend"}
+_LOOKS_LIKE = '{"rows": [{"c": 1, "no_spec": 92.6, "static_spec": 77.5}, ...]}'
 
 
 def shipped_tables() -> list[str]:
@@ -93,17 +66,41 @@ def shipped_tables() -> list[str]:
 
 
 def read_table(source: str | os.PathLike[str]) -> Table:
-    """Read a table.
+    """Read a table, or a file of sglang.bench_serving that tells which of its runs speculated.
 
     Args:
         source: a file, or the name of a table that comes with the package.
 
     Raises:
         ConfigError: it cannot be read, or a value in it is none that can be used; names the file,
-            the row and the field.
+            the row or line, and the field.
     """
     name = os.fspath(source)
-    return parse_table(_text(name), name)
+    text = read_text(name)
+    if bench_serving.looks_like_runs(text):
+        return bench_serving.table_of(bench_serving.parse_runs(text, name))
+    return parse_table(text, name)
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file, or of a table that comes with the package.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text.
+    """
+    try:
+        if name in shipped_tables():
+            return (
+                resources.files("sglang_dynspec.measured") / "tables" / f"{name}.json"
+            ).read_text("utf-8")
+        with open(name, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot read {name!r}: {reason}; give a table or a file of sglang.bench_serving, or "
+            f"the name of a table that comes with the package: {', '.join(shipped_tables())}"
+        ) from error
 
 
 def parse_table(text: str, source: str) -> Table:
@@ -115,13 +112,18 @@ def parse_table(text: str, source: str) -> Table:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{source} is no JSON: {error}") from error
+        raise ConfigError(
+            f"{source} is no JSON: {error}; a table looks like {_LOOKS_LIKE}"
+        ) from error
     rows = content.get("rows") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not rows:
         raise ConfigError(
-            f'{source} has no list "rows"; a table looks like '
-            '{"rows": [{"c": 1, "no_spec": 92.6, "static_spec": 77.5}, ...]}'
+            f'{source} has no list "rows", so it is no table, and no file of sglang.bench_serving '
+            f"either; a table looks like {_LOOKS_LIKE}"
         )
+    speculation = content.get("speculation")
+    speculation = speculation if isinstance(speculation, dict) else {}
+    read = [_row(row, f"{source}, row {i + 1}") for i, row in enumerate(rows)]
     return Table(
         source=source,
         title="; ".join(
@@ -129,104 +131,62 @@ def parse_table(text: str, source: str) -> Table:
             for key in ("model", "hardware", "software")
             if content.get(key)
         ),
-        num_steps=_num_steps(content, source),
-        accept_length=_accept_length(content, source),
-        curves=_curves([_row(row, f"{source}, row {i + 1}") for i, row in enumerate(rows)]),
+        num_steps=_num_steps(speculation, source),
+        accept_length=_accept_length(speculation, source),
+        curves=curves_of(row for row in read if row is not None),
     )
 
 
-def _text(name: str) -> str:
-    try:
-        if name in shipped_tables():
-            return (
-                resources.files("sglang_dynspec.measured") / "tables" / f"{name}.json"
-            ).read_text("utf-8")
-        with open(name, encoding="utf-8") as file:
-            return file.read()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            f"cannot read the table {name!r}: {reason}; give a file, or a table that comes "
-            f"with the package: {', '.join(shipped_tables())}"
-        ) from error
-
-
-def _row(row: Any, where: str) -> tuple[int, str | None, Point]:
+def _row(row: Any, where: str) -> Row | None:
+    """Return a row of the file, or None where it has figures of other modes only."""
     if not isinstance(row, dict):
-        raise ConfigError(f'{where} is {row!r}; it must look like {{"c": 1, "no_spec": 92.6, ...}}')
+        raise ConfigError(
+            f'{where} is {shown(row)}; it must look like {{"c": 1, "no_spec": 92.6, ...}}'
+        )
     if "c" not in row:
         raise ConfigError(f'{where} has no "c", the number of requests at once')
-    values = {mode: _number(row.get(mode), f"{where}, {mode}") for mode in _MODES}
-    if all(value is None for value in values.values()):
-        raise ConfigError(
-            f"{where} has neither {_MODES[0]} nor {_MODES[1]} (output tokens per second)"
-        )
-    context = row.get("ctx", row.get("prompt_tokens", 0))
+    no_spec = tokens_per_second(row.get("no_spec"), f"{where}, no_spec")
+    static_spec = tokens_per_second(row.get("static_spec"), f"{where}, static_spec")
+    if no_spec is None and static_spec is None:
+        if row.keys() - _FIELDS:
+            return None
+        raise ConfigError(f"{where} has neither no_spec nor static_spec (output tokens per second)")
+    context = "ctx" if "ctx" in row else "prompt_tokens"
+    output_tokens = row.get("output_tokens")
     backend = row.get("backend")
-    return (
-        _whole(context, f"{where}, {'ctx' if 'ctx' in row else 'prompt_tokens'}", at_least=0),
-        None if backend is None else str(backend),
-        Point(
-            _whole(row["c"], f"{where}, c", at_least=1), values["no_spec"], values["static_spec"]
-        ),
+    if backend is not None and not isinstance(backend, str):
+        raise ConfigError(f"{where}, backend is {shown(backend)}; it must be a text, or null")
+    return Row(
+        c=whole(row["c"], f"{where}, c", at_least=1),
+        no_spec=no_spec,
+        static_spec=static_spec,
+        context=whole(row.get(context, 0), f"{where}, {context}", at_least=0),
+        backend=backend,
+        output_tokens=None
+        if output_tokens is None
+        else whole(output_tokens, f"{where}, output_tokens", at_least=0),
     )
 
 
-def _curves(rows: Sequence[tuple[int, str | None, Point]]) -> tuple[Curve, ...]:
-    groups: dict[tuple[int, str | None], dict[int, Point]] = {}
-    for context, backend, point in rows:
-        points = groups.setdefault((context, backend), {})
-        known = points.get(point.c)
-        # Modes that were measured apart stand in rows of their own.
-        points[point.c] = point if known is None else _joined(known, point)
-    return tuple(
-        Curve(context, backend, tuple(points[c] for c in sorted(points)))
-        for (context, backend), points in sorted(
-            groups.items(), key=lambda item: (item[0][1] or "", item[0][0])
-        )
-    )
-
-
-def _joined(first: Point, second: Point) -> Point:
-    return Point(
-        first.c,
-        second.no_spec if second.no_spec is not None else first.no_spec,
-        second.static_spec if second.static_spec is not None else first.static_spec,
-    )
-
-
-def _num_steps(content: Mapping[str, Any], source: str) -> int:
-    speculation = content.get("speculation")
-    if not isinstance(speculation, dict) or speculation.get("num_steps") is None:
+def _num_steps(speculation: Mapping[str, Any], source: str) -> int:
+    if speculation.get("num_steps") is None:
         return DEFAULT_NUM_STEPS
-    return _whole(speculation["num_steps"], f"{source}, speculation.num_steps", at_least=1)
+    return whole(speculation["num_steps"], f"{source}, speculation.num_steps", at_least=1)
 
 
-def _accept_length(content: Mapping[str, Any], source: str) -> float | None:
-    speculation = content.get("speculation")
-    if not isinstance(speculation, dict):
-        return None
+def _accept_length(speculation: Mapping[str, Any], source: str) -> float | None:
     for key in ("accept_length", "simulated_accept_len", "simulate_accept_length"):
         if speculation.get(key) is not None:
-            return _number(speculation[key], f"{source}, speculation.{key}")
+            return accept_length(speculation[key], f"{source}, speculation.{key}")
     return None
 
 
-def _whole(value: Any, where: str, *, at_least: int) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and value >= at_least:
-        return value
-    raise ConfigError(f"{where} is {value!r}; it must be a whole number >= {at_least}")
-
-
-def _number(value: Any, where: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < float("inf"):
-        return float(value)
-    raise ConfigError(f"{where} is {value!r}; it must be a number > 0, or null where not measured")
-
-
 def _words(value: Any) -> str:
+    """Return a text, or what a small object holds, for a title."""
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_words(v)}" for k, v in value.items())
-    return str(value)
+        return ", ".join(f"{key} {_word(item)}" for key, item in value.items())
+    return _word(value)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else shown(value)
