@@ -39,6 +39,11 @@ COMMANDS = (
         "sglang_dynspec.demo.command",
         passes_on="SGLang server arguments",
     ),
+    Command(
+        "advise",
+        "say where speculation pays, and with which policy, from measured throughput",
+        "sglang_dynspec.advise.command",
+    ),
 )
 
 
