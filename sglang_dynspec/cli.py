@@ -41,7 +41,7 @@ COMMANDS = (
     ),
     Command(
         "advise",
-        "say where speculation pays, and with which policy, from measured throughput",
+        "say from measured throughput which policy pays, and how much",
         "sglang_dynspec.advise.command",
     ),
 )

@@ -361,18 +361,21 @@ def _keys(
         slack = (choice.off_at - 1 - choice.on_at) * width
         text += f", slack={slack})" if slack else ")"
         keys.append(Key("tokens verified in a step", text, loss))
-    if len({curve.context for curve, _ in loads}) > 1:
-        keys.append(_prompt_tokens(loads))
+    if (prompt_tokens := _prompt_tokens(loads)) is not None:
+        keys.append(prompt_tokens)
     return tuple(sorted(keys, key=lambda key: key.loss))
 
 
-def _prompt_tokens(loads: Sequence[tuple[Curve, Advised]]) -> Key:
-    """Return what the best limit on the prompt tokens of the whole batch would lose."""
+def _prompt_tokens(loads: Sequence[tuple[Curve, Advised]]) -> Key | None:
+    """Return what the best limit on the prompt tokens of the whole batch would lose, if there is
+    one."""
     groups = _grouped((curve.context * point.c, point.ratio) for curve, point in loads)
     cut = _best_cut([sum(logs) for _, logs in groups])
-    limit = groups[cut - 1][0] if cut else -1
+    if not 0 < cut < len(groups):
+        return None
+    limit = groups[cut - 1][0]
     decided = [_decided(point, curve.context * point.c <= limit) for curve, point in loads]
-    return Key("prompt tokens of the batch", None, means_of(decided).loss, max(limit, 0))
+    return Key("prompt tokens of the batch", None, means_of(decided).loss, limit)
 
 
 def _decided(point: Advised, speculate: bool) -> Advised:

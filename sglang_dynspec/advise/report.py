@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sglang_dynspec.advise.advice import (
+    SAME,
     Advised,
     Choice,
     CurveAdvice,
@@ -208,9 +209,8 @@ def _server(server: ServerAdvice) -> Iterator[str]:
     yield ""
     yield from _keys(server)
     yield ""
-    best = next(key for key in server.keys if key.policy is not None)
     yield from _wrapped(
-        f"Of the policies with one key, {_lowest(server.keys[0], best)} {AUTO} For a server that "
+        f"Of the policies with one key, {_lowest(server)} {AUTO} For a server that "
         "gets one load only, take the line of that load."
     )
     if (line := export_line(server.choice)) is not None:
@@ -253,12 +253,15 @@ def _policy_of(key: Key) -> str:
     return f"a policy of your own: speculate up to {key.limit}"
 
 
-def _lowest(first: Key, best: Key) -> str:
+def _lowest(server: ServerAdvice) -> str:
+    first = server.keys[0]
+    best = next(key for key in server.keys if key.policy is not None)
+    same = "; token_budget loses as much, as it looks at the number of requests too"
     shipped = (
-        f"`{best.policy}` loses least of those that are shipped ({best.loss:.1%}; token_budget "
-        "loses as much, as it looks at the number of requests too)."
+        f"`{best.policy}` loses least of those that are shipped "
+        f"({best.loss:.1%}{same if server.choice.verdict == 'threshold' else ''})."
     )
-    if first.policy is not None:
+    if best.loss - first.loss <= SAME:
         return shipped
     return (
         f"one on the {first.looks_at} would lose least ({first.loss:.1%}), but it has to be "
