@@ -92,6 +92,13 @@ def test_on_at_leaves_room_but_never_goes_below_a_point_that_pays() -> None:
     assert of({1: 1.5, 2: 0.5}).choice.policy == "batch_size(off_at=2, on_at=1)"
 
 
+def test_a_narrow_band_comes_with_a_way_out() -> None:
+    said = text_of(table(curve({32: 1.01, 64: 0.74})))
+    assert "write min_dwell(batch_size(off_at=33, on_at=32), steps=50)" in said
+    parse_policy("min_dwell(batch_size(off_at=33, on_at=32), steps=50)")
+    assert "min_dwell" not in text_of(table(curve({1: 1.5, 8: 1.2, 32: 0.8})))
+
+
 def test_equal_throughput_counts_as_not_paying() -> None:
     assert of({1: 1.0, 8: 1.0}).choice.policy == "never"
     assert of({1: 1.2, 8: 1.0}).choice.verdict == "threshold"

@@ -60,6 +60,13 @@ class Choice:
             return self.verdict
         return f"batch_size(off_at={self.off_at}, on_at={self.on_at})"
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether less than the usual room is left between ``on_at`` and ``off_at``."""
+        if self.off_at is None or self.on_at is None:
+            return False
+        return self.off_at - self.on_at < _room(self.off_at)
+
     def speculates(self, c: int) -> bool:
         """Whether it speculates at a measured number of requests."""
         return self.verdict == "always" or c <= self.last_paying
@@ -226,7 +233,7 @@ def choose(points: Iterable[tuple[int, float]]) -> Choice:
     # What is a whole number but for rounding is one.
     off_at = min(max(math.ceil(crossover - 1e-9 * crossover), low + 1), high)
     worth_it = math.floor(line.where(WORTH_SWITCHING) * (1 + 1e-9))
-    on_at = max(low, min(worth_it, off_at - math.ceil(off_at / 8)))
+    on_at = max(low, min(worth_it, off_at - _room(off_at)))
     return Choice("threshold", low, crossover, off_at, on_at)
 
 
@@ -291,6 +298,10 @@ def _best_cut(gains: Sequence[float]) -> int:
         if total > most:
             best, most = n, total
     return best
+
+
+def _room(off_at: int) -> int:
+    return math.ceil(off_at / 8)
 
 
 def _mean(values: Sequence[float]) -> float:

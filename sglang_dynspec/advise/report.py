@@ -16,7 +16,7 @@ from sglang_dynspec.advise.advice import (
     ServerAdvice,
     TableAdvice,
 )
-from sglang_dynspec.measured import Point
+from sglang_dynspec.measured import Curve, Point
 
 WIDTH = 100
 
@@ -58,11 +58,11 @@ def _table(advice: TableAdvice) -> Iterator[str]:
     yield from _wrapped(f"Output tokens per second, {_measured_with(advice)}")
     for note in table.notes:
         yield from _wrapped(note)
-    for curve in advice.left_out:
-        yield from _wrapped(
-            "Left out, with fewer than two points that have both modes: "
-            f"{curve.label or f'context {curve.context}'} ({_missing(curve.points)})."
+    if advice.left_out:
+        curves = "; ".join(
+            f"{_load(curve)} ({_missing(curve.points)})" for curve in advice.left_out
         )
+        yield from _wrapped(f"Left out, with fewer than two points that have both modes: {curves}.")
     for curve_advice in advice.curves:
         yield ""
         yield from _curve(curve_advice, several=len(table.curves) > 1)
@@ -89,7 +89,7 @@ def _measured_with(advice: TableAdvice) -> str:
 
 def _curve(advice: CurveAdvice, *, several: bool) -> Iterator[str]:
     if several or advice.curve.label:
-        yield f"{_name(advice)}:"
+        yield f"{_load(advice.curve)}:"
         yield ""
     yield from _grid(advice)
     if advice.left_out:
@@ -188,6 +188,12 @@ def _verdict(advice: CurveAdvice) -> Iterator[str]:
         )
     yield ""
     yield f"  {export_line(choice)}"
+    if choice.is_narrow:
+        yield ""
+        yield from _wrapped(
+            f"on_at is close to off_at, as speculation was measured to pay at {choice.last_paying}. "
+            f"Where the load hovers there, write min_dwell({choice.policy}, steps=50)."
+        )
 
 
 def _costs(means: Means) -> str:
@@ -277,7 +283,7 @@ def _crossovers(server: ServerAdvice) -> str:
             "always": "it always pays",
             "threshold": f"about {_about(advice.choice.crossover or 0)} requests",
         }[advice.choice.verdict]
-        said.append(f"{at} with {_name(advice)}")
+        said.append(f"{at} with {_load(advice.curve)}")
     return "; ".join(said)
 
 
@@ -295,8 +301,8 @@ def _closing(advice: TableAdvice) -> Iterator[str]:
         )
 
 
-def _name(advice: CurveAdvice) -> str:
-    return advice.curve.label or f"context {advice.curve.context}"
+def _load(curve: Curve) -> str:
+    return curve.label or f"context {curve.context}"
 
 
 def _missing(points: Sequence[Point]) -> str:
@@ -432,7 +438,7 @@ def _json_curve(advice: CurveAdvice) -> dict[str, Any]:
 def _json_server(server: ServerAdvice) -> dict[str, Any]:
     return {
         "backend": server.backend,
-        "loads": [_name(advice) for advice in server.curves],
+        "loads": [_load(advice.curve) for advice in server.curves],
         "moves": server.moves,
         **_json_choice(server.choice),
         "mean": _json_means(server.means),
