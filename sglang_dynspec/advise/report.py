@@ -191,8 +191,8 @@ def _verdict(advice: CurveAdvice) -> Iterator[str]:
     if choice.is_narrow:
         yield ""
         yield from _wrapped(
-            f"on_at is close to off_at, as speculation was measured to pay at {choice.last_paying}. "
-            f"Where the load hovers there, write min_dwell({choice.policy}, steps=50)."
+            f"on_at is close to off_at, as speculation was measured to pay at {choice.last_paying}."
+            f" Where the load hovers there, write min_dwell({choice.policy}, steps=50)."
         )
 
 
