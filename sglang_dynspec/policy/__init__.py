@@ -8,6 +8,7 @@ from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
 from sglang_dynspec.policy.batch_size import BatchSize
 from sglang_dynspec.policy.combine import Hysteresis, MinDwell, Smaller
 from sglang_dynspec.policy.fixed import Always, Fixed, Never
+from sglang_dynspec.policy.goodput import Goodput
 from sglang_dynspec.policy.text import parse_policy, policy_text
 from sglang_dynspec.policy.token_budget import TokenBudget
 
@@ -17,6 +18,7 @@ __all__ = [
     "BatchSize",
     "BatchView",
     "Fixed",
+    "Goodput",
     "Hysteresis",
     "MinDwell",
     "Never",
