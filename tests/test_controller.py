@@ -147,24 +147,28 @@ def test_outcomes_carry_what_was_run(make):
     }
 
 
-def test_seconds_under_overlap_run_from_one_preparation_to_the_next(make, clock):
+def test_seconds_under_overlap_run_from_one_end_to_the_next(make, clock):
     policy = Scripted(3, 3)
     controller = make(policy)
     first = step(controller)
     clock.now += 0.25
-    step(controller)
-    clock.now += 9.0
+    second = step(controller)
+    clock.now += 0.5
     controller.finished(first, [1])
-    assert policy.outcomes[0].seconds == pytest.approx(0.25)
+    clock.now += 0.125
+    controller.finished(second, [1])
+    assert [outcome.seconds for outcome in policy.outcomes] == pytest.approx([0.75, 0.125])
 
 
-def test_seconds_without_overlap_run_to_the_result(make, clock):
-    policy = Scripted(3)
+def test_idle_time_before_a_step_is_not_its_own(make, clock):
+    policy = Scripted(3, 3)
     controller = make(policy)
+    controller.finished(step(controller), [1])
+    clock.now += 60.0
     decision = step(controller)
     clock.now += 0.5
     controller.finished(decision, [1])
-    assert policy.outcomes[0].seconds == pytest.approx(0.5)
+    assert policy.outcomes[1].seconds == pytest.approx(0.5)
 
 
 def test_a_prefill_between_two_steps_is_no_step_time(make, clock):
@@ -172,11 +176,27 @@ def test_a_prefill_between_two_steps_is_no_step_time(make, clock):
     controller = make(policy)
     first = step(controller)
     clock.now += 0.25
-    controller.interrupt("prefill")
-    step(controller)
     controller.finished(first, [1])
-    assert policy.outcomes[0].seconds is None
+    controller.interrupt("prefill")
+    second = step(controller)
+    clock.now += 4.0
+    controller.ended()
+    clock.now += 0.5
+    controller.finished(second, [1])
+    assert policy.outcomes[1].seconds == pytest.approx(0.5)
     assert controller.counts.passthrough == {"prefill": 1}
+
+
+def test_the_status_has_the_policys_explanation_and_survives_one_that_raises(make):
+    controller = make(Never())
+    assert controller.as_dict()["explanation"] == {}
+    policy = Scripted(3)
+    controller.use(policy)
+    policy.explain = lambda: {"why": "so"}
+    assert controller.as_dict()["explanation"] == {"why": "so"}
+    policy.explain = lambda: 1 / 0
+    assert controller.as_dict()["explanation"] == {"error": "ZeroDivisionError: division by zero"}
+    assert controller.failure is None
 
 
 def test_another_policy_takes_over_but_does_not_undo_a_failure(make):

@@ -7,6 +7,7 @@ No SGLang name stands here: what the engine layer learns from a release arrives 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -38,8 +39,6 @@ class Decision:
     """Requests in the batch."""
     started: float
     """When the step was prepared, in seconds of the controller's clock."""
-    seconds: float | None = None
-    """Time until the next decode step was prepared, if that followed at once."""
 
 
 @dataclass(slots=True)
@@ -89,7 +88,8 @@ class Controller:
         self._step = 0
         self._released = False
         self._said_rounded = False
-        self._previous: Decision | None = None
+        self._ended = -math.inf
+        """When the result of the last batch of any kind had been processed."""
 
     @property
     def static(self) -> bool:
@@ -124,9 +124,6 @@ class Controller:
 
     def take(self, decision: Decision) -> None:
         """Note that the step decided on is being run."""
-        if self._previous is not None:
-            self._previous.seconds = decision.started - self._previous.started
-        self._previous = decision
         self._step += 1
         self.last_batch_size = decision.batch_size
         if decision.passthrough is not None:
@@ -153,10 +150,12 @@ class Controller:
         return wanted
 
     def interrupt(self, reason: str) -> None:
-        """Note a batch that is none of ours (prefill, idle): the time to the next decode step is
-        not a step's time."""
+        """Note a batch that is none of ours (prefill, idle)."""
         self.counts.passthrough[reason] += 1
-        self._previous = None
+
+    def ended(self) -> None:
+        """Note that the result of a batch that is none of ours has been processed."""
+        self._ended = self._clock()
 
     def finished(self, decision: Decision, accept_lens: Sequence[int]) -> None:
         """Give the outcome of a step to the policy.
@@ -169,18 +168,18 @@ class Controller:
         count.steps += 1
         count.requests += len(accept_lens)
         count.tokens += sum(accept_lens)
+        # The device takes one batch after another, and a result is processed once it is there. So a
+        # step has taken the time since the batch before it ended, whatever that was, or since it
+        # was prepared itself where the device had nothing to do.
+        begun, self._ended = max(self._ended, decision.started), self._clock()
         if self.static:
             return
-        seconds = decision.seconds
-        if seconds is None and decision is self._previous:
-            # Not overlapped: the step has just ended, and the next is not prepared yet.
-            seconds = self._clock() - decision.started
         outcome = StepOutcome(
             step=decision.step,
             num_steps=decision.num_steps,
             batch_size=len(accept_lens),
             accept_lens=tuple(accept_lens),
-            seconds=seconds,
+            seconds=self._ended - begun,
         )
         try:
             self.policy.observe(outcome)
@@ -216,8 +215,16 @@ class Controller:
             "passthrough": dict(self.counts.passthrough),
             "draft_prefills": self.counts.draft_prefills,
             "draft_prefills_skipped": self.counts.draft_prefills_skipped,
+            "explanation": self._explanation(),
             "error": self.failure,
         }
+
+    def _explanation(self) -> dict[str, Any]:
+        # Asked by whoever looks at the status: no reason to stop deciding.
+        try:
+            return self.policy.explain()
+        except Exception as error:
+            return {"error": _describe(error)}
 
     def _policy_text(self) -> str:
         try:

@@ -8,8 +8,10 @@ from sglang_dynspec.engine.runtime import DECISION, Runtime
 
 
 def observe(runtime: Runtime, result: Any) -> None:
-    """Feed a processed result back, if a decision of ours led to it."""
+    """Feed a processed result back, if a decision of ours led to it; else note when it ended."""
     decision = vars(result).pop(DECISION, None)
-    if decision is not None:
+    if decision is None:
+        runtime.controller.ended()
+    else:
         # On the host by now: the result processor has just read it.
         runtime.controller.finished(decision, result.accept_lens.tolist())

@@ -81,8 +81,9 @@ class StepOutcome:
     accept_lens: tuple[int, ...]
     """Tokens that each request gained, bonus token included (each >= 1)."""
     seconds: float | None = None
-    """From the preparation of this step to that of the next, or to its result where steps do not
-    overlap. None where something else came between: a prefill, or the end of the batch."""
+    """From the end of the batch before it, or from its own preparation where the device had nothing
+    to do, to its own end, as the host sees it: result processing is part of it, prefills and idle
+    times are not. None where that is not known."""
 
     @property
     def accept_length(self) -> float:
@@ -152,6 +153,11 @@ class Policy(ABC):
 
     def observe(self, outcome: StepOutcome) -> None:  # noqa: B027 - optional on purpose
         """Hear what an earlier step brought."""
+
+    def explain(self) -> dict[str, Any]:
+        """Return what the policy knows, for ``status()`` and ``/server_info``: JSON-native keys and
+        values. Asked from time to time, between steps."""
+        return {}
 
     def __and__(self, other: Policy) -> Smaller:
         """``a & b`` asks both and takes the smaller answer."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy._checks import inner_policy, whole_number
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
@@ -46,6 +48,9 @@ class Smaller(Policy):
     def observe(self, outcome: StepOutcome) -> None:
         for part in self.parts:
             part.observe(outcome)
+
+    def explain(self) -> dict[str, Any]:
+        return {"parts": [part.explain() for part in self.parts]}
 
 
 class Hysteresis(Policy):
@@ -93,6 +98,9 @@ class Hysteresis(Policy):
 
     def observe(self, outcome: StepOutcome) -> None:
         self.policy.observe(outcome)
+
+    def explain(self) -> dict[str, Any]:
+        return self.policy.explain()
 
     def _count(self, wish: int, held: int) -> None:
         more = wish > held
@@ -145,3 +153,6 @@ class MinDwell(Policy):
 
     def observe(self, outcome: StepOutcome) -> None:
         self.policy.observe(outcome)
+
+    def explain(self) -> dict[str, Any]:
+        return self.policy.explain()

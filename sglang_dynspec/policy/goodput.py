@@ -335,16 +335,31 @@ class Goodput(Policy):
             self._costs.add(outcome.num_steps, outcome.batch_size, context, seconds)
 
     def explain(self) -> dict[str, Any]:
-        predicted = {n: self._batch_size * math.exp(value.log) for n, value in self._values.items()}
+        """Return the last evaluation, and what trials have taken.
+
+        ``num_steps`` is the mode in use, ``trial`` one being tried or None; ``tokens_per_second``
+        is what was predicted for a decode batch of ``batch_size``, and ``doubt`` its standard
+        deviation as a share, both by draft steps; ``actual_tokens_per_second`` is what the last
+        step gained (None before the first); seconds are of decoding.
+        """
+        predicted = {
+            str(n): self._batch_size * math.exp(value.log) for n, value in self._values.items()
+        }
         return {
             "num_steps": self._held,
             "trial": None if self._trial is None else self._trial.num_steps,
             "batch_size": self._batch_size,
             "tokens_per_second": predicted,
-            "doubt": {n: value.doubt for n, value in self._values.items()},
+            "actual_tokens_per_second": self._actual(),
+            "doubt": {str(n): value.doubt for n, value in self._values.items()},
             "decode_seconds": self._time,
             "trial_seconds": self._tried,
         }
+
+    def _actual(self) -> float | None:
+        if self._last is None or not self._last.seconds:
+            return None
+        return sum(self._last.accept_lens) / self._last.seconds
 
 
 def _at_most_half(owner: Policy, name: str, value: object) -> float:
