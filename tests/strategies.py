@@ -16,6 +16,7 @@ from sglang_dynspec.policy import (
     BatchSize,
     BatchView,
     Fixed,
+    Goodput,
     Hysteresis,
     MinDwell,
     Never,
@@ -171,6 +172,16 @@ def _combined(inner: st.SearchStrategy[Policy]) -> st.SearchStrategy[Policy]:
 
 
 policies: st.SearchStrategy[Policy] = st.recursive(simple_policies, _combined, max_leaves=5)
+"""All that need no clock."""
+goodput_policies = st.builds(
+    Goodput,
+    st.sampled_from(["throughput", "latency"]),
+    explore=st.floats(0, 0.5),
+    margin=st.floats(0, 0.5),
+)
+all_policies: st.SearchStrategy[Policy] = st.recursive(
+    simple_policies | goodput_policies, _combined, max_leaves=5
+)
 
 _nasty_numbers = st.sampled_from([NAN, INF, -INF, 0, -1, -(10**30), 10**30, 10**400])
 _nasty_floats = st.floats(allow_nan=True, allow_infinity=True)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from strategies import Server, batch_sizes, ladders, nasty_outcomes, nasty_views, policies, runs
+from strategies import (
+    Server,
+    all_policies,
+    batch_sizes,
+    ladders,
+    nasty_outcomes,
+    nasty_views,
+    policies,
+    runs,
+)
 
 from sglang_dynspec.policy import (
     AcceptRate,
@@ -32,7 +42,7 @@ def parts(policy: Policy) -> list[Policy]:
     return [policy, *(part for child in inner for part in parts(child))]
 
 
-@given(policies, st.lists(nasty_views | nasty_outcomes, max_size=40))
+@given(all_policies, st.lists(nasty_views | nasty_outcomes, max_size=40))
 def test_nothing_breaks_a_policy(policy: Policy, trace: list[BatchView | StepOutcome]) -> None:
     for event in trace:
         if isinstance(event, BatchView):
@@ -42,9 +52,10 @@ def test_nothing_breaks_a_policy(policy: Policy, trace: list[BatchView | StepOut
             assert event.on_ladder(answer) in event.ladder
         else:
             policy.observe(event)
+        json.dumps(policy.explain(), allow_nan=False)
 
 
-@given(policies, st.lists(nasty_views | nasty_outcomes, max_size=20), nasty_views)
+@given(all_policies, st.lists(nasty_views | nasty_outcomes, max_size=20), nasty_views)
 def test_a_question_about_a_prefill_changes_nothing(
     policy: Policy, trace: list[BatchView | StepOutcome], prefill: BatchView
 ) -> None:

@@ -59,6 +59,11 @@ class Acceptance:
             now: seconds of decoding so far.
         """
         num_steps = min(num_steps, _MOST_STEPS)
+        counts = [accept_lens.count(length) for length in range(1, num_steps + 2)]
+        if sum(counts) != len(accept_lens):
+            # In this order nan becomes 1: max() and min() keep their first argument then.
+            accept_lens = [min(num_steps + 1, max(1, length)) for length in accept_lens]
+            counts = [accept_lens.count(length) for length in range(1, num_steps + 2)]
         while len(self._tested) < num_steps:
             # A position not seen yet is taken to be as the one before it, with little weight.
             self._tested.append(_PRIOR_WEIGHT)
@@ -69,7 +74,7 @@ class Acceptance:
         kept = self._memory / (self._memory + drafts)
         tested = len(accept_lens)
         for i in range(num_steps):
-            accepted = tested - accept_lens.count(i + 1)
+            accepted = tested - counts[i]
             self._tested[i] = self._tested[i] * kept + tested
             self._accepted[i] = self._accepted[i] * kept + accepted
             tested = accepted

@@ -27,7 +27,6 @@ SHIPPED = {
     "auto": "sglang_dynspec.policy.goodput:Goodput",
     "batch_size": "sglang_dynspec.policy.batch_size:BatchSize",
     "fixed": "sglang_dynspec.policy.fixed:Fixed",
-    "goodput": "sglang_dynspec.policy.goodput:Goodput",
     "hysteresis": "sglang_dynspec.policy.combine:Hysteresis",
     "min_dwell": "sglang_dynspec.policy.combine:MinDwell",
     "never": "sglang_dynspec.policy.fixed:Never",

@@ -42,6 +42,8 @@ _BURST = 1.3
 """A batch that has grown so much within _BURST_STEPS grows quickly; one of another size than a mode
 was chosen for, by so much, is another load."""
 _BURST_STEPS = 8
+_NEVER = 1e6
+"""Seconds that no step takes: a clock that has gone wrong."""
 _FORGOTTEN = 64
 """Decisions without an outcome after which they are taken not to have been run."""
 
@@ -147,7 +149,8 @@ class Goodput(Policy):
     # --- before a step ----------------------------------------------------------------------
 
     def decide(self, batch: BatchView) -> int:
-        self._batches.append(batch.batch_size)
+        size = _size(batch.batch_size)
+        self._batches.append(size)
         if self._held not in batch.ladder:
             self._begin(batch)
         if self._trial is not None and not self._goes_on(self._trial, batch):
@@ -156,13 +159,13 @@ class Goodput(Policy):
             self._held_for += 1
             if self._due(batch):
                 self._evaluate(batch)
-                self._move(batch)
+                self._move()
         answer = self._held
         if self._trial is not None:
             self._trial.left -= 1
             answer = self._trial.num_steps
         assert answer is not None
-        context = batch.context_tokens / batch.batch_size
+        context = _tokens(batch.context_tokens) / size
         self._asked[batch.step] = (self._trial is not None, context)
         return answer
 
@@ -176,17 +179,17 @@ class Goodput(Policy):
         """Choose the mode of the first step, by what is usual."""
         self._evaluate(batch)
         self._held = self._best()
-        self._held_at = batch.batch_size
+        self._held_at = self._batch_size
 
     def _due(self, batch: BatchView) -> bool:
-        moved = abs(batch.batch_size - self._batch_size) * 16 > self._batch_size
+        moved = abs(self._batches[-1] - self._batch_size) * 16 > self._batch_size
         return moved or not 0 <= batch.step - self._evaluated_at < _AGAIN
 
     def _evaluate(self, batch: BatchView) -> None:
-        self._batch_size = batch.batch_size
+        self._batch_size = _size(batch.batch_size)
         self._evaluated_at = batch.step
-        context = batch.context_tokens / batch.batch_size
-        self._seconds = self._costs.estimates(batch.ladder, batch.batch_size, context)
+        context = _tokens(batch.context_tokens) / self._batch_size
+        self._seconds = self._costs.estimates(batch.ladder, self._batch_size, context)
         self._values = {n: self._value(n, seconds) for n, seconds in self._seconds.items()}
 
     def _value(self, num_steps: int, seconds: Estimate) -> Estimate:
@@ -212,7 +215,7 @@ class Goodput(Policy):
 
     # --- changes of the mode ----------------------------------------------------------------
 
-    def _move(self, batch: BatchView) -> None:
+    def _move(self) -> None:
         """Change the mode, or begin a trial of one."""
         if self._held_for < _DWELL and not self._other_load():
             return
@@ -220,14 +223,14 @@ class Goodput(Policy):
         # A guess must promise more than what is known.
         if self._lead(best) > self.margin + 0.5 * self._seconds[best].doubt:
             self._hold(best)
-        elif not self._grows(batch):
+        elif not self._grows():
             self._consider_trial()
 
     def _other_load(self) -> bool:
         return not 1 / _BURST < self._batch_size / self._held_at < _BURST
 
-    def _grows(self, batch: BatchView) -> bool:
-        return batch.batch_size > _BURST * self._batches[0] + 1
+    def _grows(self) -> bool:
+        return self._batches[-1] > _BURST * self._batches[0] + 1
 
     def _hold(self, num_steps: int) -> None:
         if self._held is not None:
@@ -288,12 +291,11 @@ class Goodput(Policy):
         if self._free >= steps:
             self._free -= steps
             return True
-        # exp() of what no step takes would overflow.
-        cost = steps * math.exp(min(self._seconds[num_steps].log, 100.0))
+        cost = steps * _exp(self._seconds[num_steps].log)
         return self._tried + cost <= self.explore * self._time
 
     def _goes_on(self, trial: _Trial, batch: BatchView) -> bool:
-        if trial.left <= 0 or self._grows(batch) or trial.num_steps not in batch.ladder:
+        if trial.left <= 0 or self._grows() or trial.num_steps not in batch.ladder:
             return False
         if trial.left == trial.steps or trial.left % _LOOK:
             return True
@@ -322,17 +324,19 @@ class Goodput(Policy):
         if len(self._asked) > _FORGOTTEN:
             self._asked.clear()
         last, self._last = self._last, outcome
+        if outcome.num_steps not in self._values:
+            return  # none of ours
         if outcome.num_steps > 0 and outcome.accept_lens:
             self._acceptance.add(outcome.num_steps, outcome.accept_lens, self._time)
         seconds = outcome.seconds
-        if seconds is None or not 0 < seconds < math.inf or outcome.batch_size < 1:
+        if seconds is None or not 0 < seconds < _NEVER:
             return
         self._time += seconds
         if in_trial:
             self._tried += seconds
         # The first step after a change has something of both modes.
         if last is not None and last.num_steps == outcome.num_steps:
-            self._costs.add(outcome.num_steps, outcome.batch_size, context, seconds)
+            self._costs.add(outcome.num_steps, _size(outcome.batch_size), context, seconds)
 
     def explain(self) -> dict[str, Any]:
         """Return the last evaluation, and what trials have taken.
@@ -343,7 +347,7 @@ class Goodput(Policy):
         step gained (None before the first); seconds are of decoding.
         """
         predicted = {
-            str(n): self._batch_size * math.exp(value.log) for n, value in self._values.items()
+            str(n): self._batch_size * _exp(value.log) for n, value in self._values.items()
         }
         return {
             "num_steps": self._held,
@@ -360,6 +364,19 @@ class Goodput(Policy):
         if self._last is None or not self._last.seconds:
             return None
         return sum(self._last.accept_lens) / self._last.seconds
+
+
+def _size(batch_size: float) -> int:
+    # In this order nan becomes 1: max() and min() keep their first argument then.
+    return int(min(1 << 20, max(1, batch_size)))
+
+
+def _tokens(context_tokens: float) -> int:
+    return int(min(1 << 40, max(0, context_tokens)))
+
+
+def _exp(log: float) -> float:
+    return math.exp(max(-100.0, min(100.0, log)))
 
 
 def _at_most_half(owner: Policy, name: str, value: object) -> float:
