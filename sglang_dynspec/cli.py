@@ -44,6 +44,11 @@ COMMANDS = (
         "say from measured throughput which policy pays, and how much",
         "sglang_dynspec.advise.command",
     ),
+    Command(
+        "simulate",
+        "run policies against a model of a server and a load, without a GPU",
+        "sglang_dynspec.simulate.command",
+    ),
 )
 
 

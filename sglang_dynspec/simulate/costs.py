@@ -19,7 +19,8 @@ _LOG_GRID = math.log(1.05)
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Log seconds over log batch size, at one context; straight between points, flat outside."""
+    """Log seconds over log batch size, at one context; straight between points, flat below. Above
+    them throughput stays, so that seconds grow with the batch."""
 
     batch: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -27,8 +28,10 @@ class _Line:
     def at(self, batch_size: int) -> float:
         x = math.log(batch_size)
         i = bisect_right(self.batch, x)
-        if i == 0 or i == len(self.batch):
-            return self.seconds[min(i, len(self.batch) - 1)]
+        if i == 0:
+            return self.seconds[0]
+        if i == len(self.batch):
+            return self.seconds[-1] + x - self.batch[-1]
         share = (x - self.batch[i - 1]) / (self.batch[i] - self.batch[i - 1])
         return self.seconds[i - 1] + share * (self.seconds[i] - self.seconds[i - 1])
 
@@ -39,7 +42,8 @@ class StepCosts:
     A server that serves ``c`` requests at ``r`` tokens per second, each of which gains ``a`` tokens
     a step, takes ``c * a / r`` seconds a step (Little's law). Prefill that the table's throughput
     includes is so spread over the decode steps. Between measured concurrencies the logarithms are
-    interpolated, between measured contexts the seconds; outside, the nearest measurement holds.
+    interpolated, between measured contexts the seconds. Outside, the nearest measurement holds: the
+    seconds of the smallest batch, the throughput of the largest one.
 
     Args:
         table: the measurements.
@@ -48,7 +52,8 @@ class StepCosts:
             the table's, else 2.2.
 
     Raises:
-        ConfigError: the table has no such backend, or none with both modes measured.
+        ConfigError: the table has no such backend, or none with both modes measured, or the accept
+            length is none that a speculative step can have.
     """
 
     def __init__(
@@ -56,10 +61,19 @@ class StepCosts:
     ) -> None:
         self.num_steps = table.num_steps
         self.accept_length = accept_length or table.accept_length or ASSUMED_ACCEPT_LENGTH
+        most = table.num_steps + 1
+        if not 1 <= self.accept_length <= most:
+            raise ConfigError(
+                f"{table.source} is taken to have been measured with accept length "
+                f"{self.accept_length:g}; with {table.num_steps} draft steps it lies between 1 and "
+                f"{most}: give the true one (--accept-length)"
+            )
         self.max_batch = 1
+        self.backend = backend
         self._contexts: list[float] = []
         self._lines: dict[int, list[_Line]] = {0: [], table.num_steps: []}
         for curve in sorted(_usable(table, backend), key=lambda c: c.context):
+            self.backend = curve.backend
             self._contexts.append(curve.context)
             self._lines[0].append(_line(curve, "no_spec", 1.0))
             self._lines[self.num_steps].append(_line(curve, "static_spec", self.accept_length))
@@ -91,6 +105,23 @@ class StepCosts:
             known = {n: self._seconds(n, batch_size, context) for n in self.ladder}
             self._known[key] = known
         return known
+
+    def crossover(self, context: float, accept_length: float | None = None) -> int | None:
+        """Return the smallest batch for which a plain step gains more tokens per second.
+
+        Args:
+            context: mean tokens of a request.
+            accept_length: of a speculative step; by default that of the measurement.
+
+        Returns:
+            Requests, or None if speculation is ahead up to the largest measured batch.
+        """
+        gain = accept_length or self.accept_length
+        for batch_size in range(1, self.max_batch + 1):
+            costs = self.seconds(batch_size, context)
+            if gain / costs[self.num_steps] < 1 / costs[0]:
+                return batch_size
+        return None
 
     def _seconds(self, num_steps: int, batch_size: int, context: float) -> float:
         lines = self._lines[num_steps]

@@ -7,13 +7,17 @@ import json
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_dynspec.errors import ConfigError
+from sglang_dynspec.measured.curves import shown
 
 SHAPES = ("constant", "ramp", "square", "bursts", "diurnal")
+MOST_TOKENS = 10_000_000
+"""Of one prompt or one output."""
 _FIELDS = ("arrival", "prompt_tokens", "output_tokens")
 
 
@@ -34,6 +38,12 @@ class Load(ABC):
     """Seconds after which no request comes any more."""
     peak: int
     """The most requests at once, as far as that is known."""
+    drains: bool = False
+    """Whether the simulation goes on until the last request is answered."""
+
+    @abstractmethod
+    def fresh(self) -> Load:
+        """Return the same load from its beginning."""
 
     @abstractmethod
     def arrivals(self, now: float, in_flight: int) -> Iterable[Request]:
@@ -72,19 +82,28 @@ class Shape(Load):
         self.duration = duration
         self.peak = peak
         self._level = level
-        self._prompt_tokens = prompt_tokens
-        self._output_tokens = output_tokens
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
         self._sent = 0
 
+    def fresh(self) -> Shape:
+        again = copy(self)
+        again._sent = 0
+        return again
+
+    def level(self, now: float) -> int:
+        """Return the requests at once, at a time in seconds."""
+        return round(self._level(now))
+
     def arrivals(self, now: float, in_flight: int) -> Iterable[Request]:
-        missing = round(self._level(now)) - in_flight
+        missing = self.level(now) - in_flight
         return [self._request(now) for _ in range(missing)] if missing > 0 else ()
 
     def next_arrival(self, now: float) -> float | None:
         step = self.duration / 1000
         later = now + step
         while later < self.duration:
-            if round(self._level(later)) > 0:
+            if self.level(later) > 0:
                 return later
             later += step
         return None
@@ -93,9 +112,7 @@ class Shape(Load):
         # The golden ratio spreads any number of values evenly (Weyl sequence).
         spread = self._sent * 0.6180339887498949 % 1.0
         self._sent += 1
-        return Request(
-            now, self._prompt_tokens, max(1, round(self._output_tokens * (0.5 + spread)))
-        )
+        return Request(now, self.prompt_tokens, max(1, round(self.output_tokens * (0.5 + spread))))
 
 
 def shape(
@@ -157,14 +174,30 @@ class Trace(Load):
     """Requests that come when they came once, whatever the server does.
 
     Args:
-        requests: in any order.
+        requests: in any order; the first to come does so at 0 s.
     """
 
+    drains = True
+
     def __init__(self, requests: Iterable[Request]) -> None:
-        self._requests = sorted(requests, key=lambda request: request.arrival)
+        ordered = sorted(requests, key=lambda request: request.arrival)
+        # Traces may have times of a clock.
+        self._requests = [
+            replace(request, arrival=request.arrival - ordered[0].arrival) for request in ordered
+        ]
         self._next = 0
         self.duration = self._requests[-1].arrival if self._requests else 0.0
         self.peak = len(self._requests)
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """By arrival."""
+        return self._requests
+
+    def fresh(self) -> Trace:
+        again = copy(self)
+        again._next = 0
+        return again
 
     def arrivals(self, now: float, in_flight: int) -> Iterable[Request]:
         first = self._next
@@ -178,14 +211,15 @@ class Trace(Load):
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace: CSV with a header line, or one JSON object a line, with ``arrival`` (seconds),
-    ``prompt_tokens`` and ``output_tokens``. Other fields are left alone.
+    ``prompt_tokens`` and ``output_tokens``. The first arrival counts as 0. Other fields are left
+    alone.
 
     Raises:
         ConfigError: it cannot be read; names the file, the line and the field.
     """
     name = os.fspath(path)
     try:
-        with open(name, encoding="utf-8", newline="") as file:
+        with open(name, encoding="utf-8-sig", newline="") as file:
             text = file.read()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -211,29 +245,45 @@ def _json_rows(text: str, name: str) -> Iterable[tuple[int, Any]]:
 
 def _csv_rows(text: str, name: str) -> Iterable[tuple[int, Any]]:
     reader = csv.DictReader(text.splitlines())
-    missing = [field for field in _FIELDS if field not in (reader.fieldnames or ())]
-    if missing:
-        raise ConfigError(
-            f"{name}, line 1: the header lacks {', '.join(missing)}; write {','.join(_FIELDS)}"
-        )
-    for row in reader:
-        yield reader.line_num, row
+    try:
+        missing = [field for field in _FIELDS if field not in (reader.fieldnames or ())]
+        if missing:
+            raise ConfigError(
+                f"{name}, line 1: the header lacks {', '.join(missing)}; write {','.join(_FIELDS)}"
+            )
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise ConfigError(f"{name}, line {reader.line_num + 1} is no CSV: {error}") from error
 
 
 def _request(row: Any, where: str) -> Request:
     if not isinstance(row, dict):
-        raise ConfigError(f"{where} is {row!r}, no object with {', '.join(_FIELDS)}")
-    arrival, prompt, output = (_number(row.get(field), f"{where}, {field}") for field in _FIELDS)
-    if output < 1:
-        raise ConfigError(f"{where}, output_tokens is {output:g}; it must be 1 or more")
-    return Request(arrival, int(prompt), int(output))
+        raise ConfigError(f"{where} is {shown(row)}, no object with {', '.join(_FIELDS)}")
+    for field in _FIELDS:
+        if row.get(field) is None:
+            raise ConfigError(f"{where} has no {field}; a request has {', '.join(_FIELDS)}")
+    return Request(
+        _number(row["arrival"], f"{where}, arrival"),
+        _tokens(row["prompt_tokens"], f"{where}, prompt_tokens", at_least=0),
+        _tokens(row["output_tokens"], f"{where}, output_tokens", at_least=1),
+    )
+
+
+def _tokens(value: Any, where: str, *, at_least: int) -> int:
+    number = _number(value, where)
+    if number != int(number) or not at_least <= number <= MOST_TOKENS:
+        raise ConfigError(
+            f"{where} is {shown(value)}; it must be a whole number, {at_least} to {MOST_TOKENS}"
+        )
+    return int(number)
 
 
 def _number(value: Any, where: str) -> float:
     try:
-        number = float(value)
-    except (TypeError, ValueError):
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise ConfigError(f"{where} is {value!r}; it must be a number >= 0")
+        raise ConfigError(f"{where} is {shown(value)}; it must be a number >= 0")
     return number

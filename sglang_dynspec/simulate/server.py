@@ -10,17 +10,20 @@ that is given, and the draft state (acceptance is there at once after plain step
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
 from sglang_dynspec.simulate.acceptance import Acceptance, Drafts
 from sglang_dynspec.simulate.costs import StepCosts
 from sglang_dynspec.simulate.load import Load, Request
 
 _NOISE_POOL = 4096
+_SUMS = ("seconds", "best_seconds", "tokens", "steps", "switches", "batch_steps", "context_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +59,14 @@ class Totals:
     switches: int = 0
     batch_steps: int = 0
     """Sum of batch sizes."""
+    context_steps: float = 0.0
+    """Sum over steps of the mean tokens of a request."""
     by_num_steps: dict[int, float] = field(default_factory=dict)
     """Seconds by draft steps."""
 
     def add(self, other: Totals) -> None:
         """Add what happened in another interval."""
-        for name in ("seconds", "best_seconds", "tokens", "steps", "switches", "batch_steps"):
+        for name in _SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for num_steps, seconds in other.by_num_steps.items():
             self.by_num_steps[num_steps] = self.by_num_steps.get(num_steps, 0.0) + seconds
@@ -69,7 +74,8 @@ class Totals:
     @property
     def regret(self) -> float:
         """Share of the decode time that the best mode of each step would have saved."""
-        return 1.0 - self.best_seconds / self.seconds if self.seconds else 0.0
+        # Rounding may make the best a little worse than itself.
+        return max(0.0, 1.0 - self.best_seconds / self.seconds) if self.seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -80,6 +86,27 @@ class Interval(Totals):
     end: float = 0.0
     waiting: int = 0
     """Requests that waited at the end."""
+
+    @property
+    def tok_s(self) -> float:
+        """Output tokens per second, idle times included."""
+        return self.tokens / (self.end - self.start) if self.end > self.start else 0.0
+
+    @property
+    def batch_size(self) -> float:
+        """Mean over the steps."""
+        return self.batch_steps / self.steps if self.steps else 0.0
+
+    @property
+    def context(self) -> float:
+        """Tokens of a request, mean over the steps."""
+        return self.context_steps / self.steps if self.steps else 0.0
+
+    @property
+    def num_steps(self) -> float:
+        """Draft steps, mean over the decode time."""
+        spent = sum(n * seconds for n, seconds in self.by_num_steps.items())
+        return spent / self.seconds if self.seconds else 0.0
 
 
 @dataclass(slots=True)
@@ -93,6 +120,34 @@ class Result(Totals):
     times_per_token: list[float] = field(default_factory=list)
     """Of each answered request, seconds in the batch / output tokens."""
     intervals: list[Interval] = field(default_factory=list)
+    """By time; those in which no step was run are left out."""
+
+    @property
+    def tok_s(self) -> float:
+        """Output tokens per second, idle times included."""
+        return self.tokens / self.duration if self.duration else 0.0
+
+    @property
+    def switches_per_minute(self) -> float:
+        """Of simulated time."""
+        return 60.0 * self.switches / self.duration if self.duration else 0.0
+
+    def share(self, num_steps: int) -> float:
+        """Return the share of the decode time in a mode, 0 to 1."""
+        return self.by_num_steps.get(num_steps, 0.0) / self.seconds if self.seconds else 0.0
+
+    def time_per_token(self, quantile: float | None = None) -> float | None:
+        """Return the seconds per output token, over answered requests; None if there is none.
+
+        Args:
+            quantile: 0 to 1, by nearest rank; None: the mean.
+        """
+        times = self.times_per_token
+        if not times:
+            return None
+        if quantile is None:
+            return sum(times) / len(times)
+        return sorted(times)[max(0, math.ceil(quantile * len(times)) - 1)]
 
 
 class Simulation:
@@ -105,7 +160,8 @@ class Simulation:
         acceptance: accept length with the most draft steps, by time.
         machine: the server.
         seed: of noise and acceptance; equal seeds give equal results.
-        intervals: into how many intervals to divide the load's duration.
+        intervals: into how many intervals to divide the load's duration; up to twice as many if
+            answers take longer than that.
     """
 
     def __init__(
@@ -127,7 +183,8 @@ class Simulation:
         self._ladder = costs.ladder
         self._drafts = Drafts(self._ladder[-1], seed)
         self._noise = _noise(self._machine, seed)
-        self._length = max(load.duration, 1e-9) / intervals
+        self._length = max(load.duration, 1.0) / intervals
+        self._most_intervals = 2 * intervals
         self._waiting: deque[Request] = deque()
         self._running: list[tuple[float, int, float, int, float]] = []
         self._progress = 0.0
@@ -143,11 +200,14 @@ class Simulation:
 
         Args:
             report: hears the simulated time now and then.
+
+        Raises:
+            PolicyError: the policy raises, or answers nonsense.
         """
         result, last = self.result, self._ladder[-1]
         interval = Interval(start=0.0)
         probability, until = 0.0, -1.0
-        while self._now < self._load.duration:
+        while self._now < self._load.duration or self._load.drains:
             self._admit()
             if not self._running:
                 later = self._load.next_arrival(self._now)
@@ -158,7 +218,13 @@ class Simulation:
             if self._now >= until:
                 probability = self._drafts.probability(self._acceptance.at(self._now))
                 until = self._now + 1.0
-            last = self._step(last, probability, interval)
+            try:
+                last = self._step(last, probability, interval)
+            except Exception as error:
+                raise PolicyError(
+                    f"policy {self._policy!r} failed at {self._now:.1f} s of the simulation, "
+                    f"{len(self._running)} requests: {type(error).__name__}: {error}"
+                ) from error
             if self._now - interval.start >= self._length:
                 self._close(interval)
                 interval = Interval(start=self._now)
@@ -214,8 +280,10 @@ class Simulation:
         interval.best_seconds += seconds * rates[num_steps] / max(rates.values())
         interval.tokens += tokens
         interval.steps += 1
-        interval.switches += num_steps != last
+        # What the server was started with is no choice of the policy's.
+        interval.switches += num_steps != last and step > 0
         interval.batch_steps += batch_size
+        interval.context_steps += context / batch_size
         by_num_steps = interval.by_num_steps
         by_num_steps[num_steps] = by_num_steps.get(num_steps, 0.0) + seconds
         self._late = StepOutcome(
@@ -247,6 +315,18 @@ class Simulation:
         if interval.steps:
             self.result.intervals.append(interval)
             self.result.add(interval)
+        if len(self.result.intervals) >= self._most_intervals:
+            self._length *= 2
+            self.result.intervals = _paired(self.result.intervals)
+
+
+def _paired(intervals: list[Interval]) -> list[Interval]:
+    """Make one interval of every two."""
+    paired = intervals[::2]
+    for first, second in zip(paired, intervals[1::2], strict=False):
+        first.add(second)
+        first.end, first.waiting = second.end, second.waiting
+    return paired
 
 
 def _noise(machine: Machine, seed: int) -> Iterator[float]:
