@@ -121,6 +121,15 @@ def test_it_comes_back_when_drafts_are_accepted_again():
     assert share(server.run([8] * 500), 3) > 0.9
 
 
+def test_without_a_share_for_trials_there_are_none_but_the_free_ones():
+    accepted = [0]
+    server = Clocked(Goodput(explore=0), costs(1.5), lambda n, drawn: min(n, accepted[0]))
+    server.run([8] * 20_000)
+    accepted[0] = 3
+    assert share(server.run([8] * 40_000), 0) == 1
+    assert server.policy.explain()["trial_seconds"] <= 32 * costs(1.5)(3, 8) + 1e-9
+
+
 def test_what_cannot_pay_is_never_tried_again():
     server = Clocked(Goodput(), costs(12.0), lambda n, drawn: 0)
     server.run([64] * 500)
@@ -152,10 +161,12 @@ def test_latency_counts_every_request_where_throughput_counts_tokens():
 
 def test_no_trial_begins_while_the_batch_grows():
     server = Clocked(Goodput(), costs(1.02), lambda n, drawn: 0)
-    server.run([4] * 2000)
-    sizes = [int(4 * 1.08**i) for i in range(50)]
-    answers = server.run(sizes)
-    assert answers[10:] == [0] * 40
+    server.run([4] * 30_000)
+    assert share(server.run([4] * 100), 0) == 1
+    growing = [int(4 * 1.08**i) for i in range(50)]
+    assert server.run(growing)[10:] == [0] * 40
+    # Once it has grown, what is not known there is looked at.
+    assert share(server.run([growing[-1]] * 500), 3) > 0
 
 
 def test_an_outcome_without_seconds_or_with_a_broken_clock_is_survived():

@@ -152,31 +152,35 @@ class CostModel:
         batch, octave = math.log(batch_size), _octave(context)
         key = round(octave)
         found = {n: estimate for n in ladder if (estimate := self._known(n, batch, key))}
-        for n in ladder:
-            if n not in found:
-                reached = self._reached(n, batch, octave, found)
-                if reached is not None:
-                    found[n] = reached
+        # The one that is known nearest shows the others the way.
+        away = [(self._distance(n, batch, octave), n) for n in ladder if n not in found]
+        for distance, n in sorted(away):
+            if distance < math.inf:
+                found[n] = self._reached(n, batch, octave, found)
         return {n: found.get(n) or self._guess(n, batch, found) for n in ladder}
 
     def _known(self, num_steps: int, batch: float, context: int) -> Estimate | None:
         line = self._lines.get(num_steps, {}).get(context)
         return None if line is None else line.inside(batch)
 
+    def _nearest(self, num_steps: int, batch: float, context: float) -> tuple[int, _Line, _Cell]:
+        lines = self._lines[num_steps]
+        key = min(lines, key=lambda key: abs(lines[key].context - context))
+        cells = [cell for cell in lines[key].around(batch) if cell is not None]
+        return key, lines[key], min(cells, key=lambda cell: abs(cell.batch - batch))
+
+    def _distance(self, num_steps: int, batch: float, context: float) -> float:
+        """Octaves to the nearest cell of a mode; infinite if it has none."""
+        if num_steps not in self._lines:
+            return math.inf
+        _, line, cell = self._nearest(num_steps, batch, context)
+        return abs(cell.batch - batch) / _OCTAVE + abs(line.context - context)
+
     def _reached(
         self, num_steps: int, batch: float, context: float, known: dict[int, Estimate]
-    ) -> Estimate | None:
+    ) -> Estimate:
         """Carry what is known of a mode elsewhere to this batch size and context."""
-        lines = self._lines.get(num_steps)
-        if not lines:
-            return None
-        near = min(lines, key=lambda key: abs(lines[key].context - context))
-        line = lines[near]
-        below, above = line.around(batch)
-        cell = below or above
-        if below is not None and above is not None:
-            cell = below if batch - below.batch < above.batch - batch else above
-        assert cell is not None
+        near, line, cell = self._nearest(num_steps, batch, context)
         octaves = (batch - cell.batch) / _OCTAVE
         away = abs(line.context - context)
         for other, here in known.items():
