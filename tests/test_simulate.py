@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import io
 import json
 import math
+import os
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import Scripted, answers, policies
 
+import sglang_dynspec
 from sglang_dynspec import cli
 from sglang_dynspec.errors import ConfigError, DynspecError, PolicyError
 from sglang_dynspec.measured import Curve, Point, Table, read_table, shipped_tables
@@ -25,6 +29,7 @@ from sglang_dynspec.simulate.baselines import BestThreshold, SglangAdaptive, bes
 from sglang_dynspec.simulate.command import default_levels, make_policy
 from sglang_dynspec.simulate.costs import StepCosts
 from sglang_dynspec.simulate.load import SHAPES, Load, Request, Shape, Trace, read_trace, shape
+from sglang_dynspec.simulate.progress import progress
 from sglang_dynspec.simulate.scenario import Scenario
 from sglang_dynspec.simulate.server import Machine, Result
 
@@ -573,3 +578,40 @@ def test_the_command_says_where_it_cannot_write(
     assert code == 2
     assert "cannot write to --output" in err
     assert issubclass(ConfigError, DynspecError)
+
+
+def test_progress_is_shown_where_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("rich")
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for screen, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", screen)
+        with progress() as update:
+            update("fixed(num_steps=[1])", 0.5)
+        assert ("[1]" in screen.getvalue()) == shown
+
+
+GRID = Path(__file__).parent.parent / "examples" / "simulate_grid.py"
+
+
+@pytest.mark.skipif(not GRID.is_file(), reason="only in a source checkout")
+def test_the_grid(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    command = [sys.executable, str(GRID), "--policy", "never", "--seconds", "0.5", "--json", path]
+    root = str(Path(sglang_dynspec.__file__).parent.parent)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    cells = json.loads(path.read_text())
+    assert f"{len(cells)} cells of 0.5 simulated seconds." in done.stdout
+    assert "Worst of never:" in done.stdout
+    assert {cell["table"] for cell in cells} == set(shipped_tables())
+    assert all(0 <= cell["regret"] < 1 for cell in cells)

@@ -54,12 +54,19 @@ def draw(report: Report, path: str | os.PathLike[str]) -> None:
     _draw_steps(steps, report)
     _draw_each(tok_s, report, lambda interval: interval.tok_s)
     tok_s.set_ylabel("output tokens / s")
-    tok_s.legend(loc="best", fontsize=8, frameon=True, framealpha=0.9)
     _draw_each(regret, report, lambda interval: 100 * interval.regret)
     regret.set_ylim(0, max(1.0, regret.get_ylim()[1]))
     regret.set_ylabel("regret [%]")
     regret.set_xlabel("simulated time [s]")
     regret.set_xlim(0, max(outcome.result.duration for outcome in report.outcomes))
+    figure.legend(
+        *tok_s.get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=2 if len(report.outcomes) > 1 else 1,
+        fontsize=8,
+        frameon=False,
+        handlelength=4,
+    )
     figure.suptitle(_title(report), fontsize=10)
     figure.savefig(path)
 
@@ -86,6 +93,25 @@ def _draw_load(axes: Axes, report: Report) -> None:
         _draw_each(axes, report, lambda interval: interval.batch_size + interval.waiting)
     axes.set_ylim(0, None)
     axes.set_ylabel("requests\nat once")
+    acceptance = report.scenario.acceptance
+    if acceptance.low != acceptance.high:
+        _draw_acceptance(axes, report)
+
+
+def _draw_acceptance(axes: Axes, report: Report) -> None:
+    end = max(outcome.result.duration for outcome in report.outcomes)
+    times = [end * i / 600 for i in range(601)]
+    right = axes.twinx()
+    right.plot(
+        times,
+        [report.scenario.acceptance.at(time) for time in times],
+        color="black",
+        linewidth=1.2,
+        linestyle=(0, (1, 1.5)),
+    )
+    right.set_ylim(1, report.scenario.costs.num_steps + 1)
+    right.set_ylabel("accept length\n(dotted)")
+    right.spines[["top", "left"]].set_visible(False)
 
 
 def _draw_steps(axes: Axes, report: Report) -> None:
