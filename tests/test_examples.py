@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -131,6 +132,18 @@ def test_run_sh_names_a_missing_bootstrap(tmp_path: Path) -> None:
     )
     assert result.returncode == 2
     assert f"no sitecustomize.py in {tmp_path}" in result.stderr
+
+
+def test_what_the_policy_guide_says(tmp_path: Path) -> None:
+    text = (EXAMPLES / "policy_guide.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 4
+    script = tmp_path / "guide.py"
+    script.write_text("\n".join(blocks), encoding="utf-8")
+    result = subprocess.run(
+        [sys.executable, str(script)], env=environment(), capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_custom_policy_by_its_own_test() -> None:
