@@ -46,7 +46,7 @@ COMMANDS = (
     ),
     Command(
         "simulate",
-        "run policies against a model of a server and a load, without a GPU",
+        "run policies against a model of a server, without a GPU",
         "sglang_dynspec.simulate.command",
     ),
 )

@@ -519,6 +519,13 @@ def test_the_command_takes_a_trace(capsys: pytest.CaptureFixture[str], tmp_path:
     assert "prefill of 100 tokens/s" in out
 
 
+def test_the_command_says_what_was_never_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--table", K26, "--load", "constant", "--duration", "2", "--policy", "never"]
+    said = "More than 128 requests were never measured"
+    assert said in simulate(capsys, *argv, "--high", "200")[1]
+    assert said not in simulate(capsys, *argv)[1]
+
+
 def test_the_command_lists_tables(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = simulate(capsys, "--list-tables")
     assert code == 0
@@ -529,7 +536,7 @@ def test_the_command_lists_tables(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "said"),
     [
         ("--load saw", "--load 'saw' is unknown; choose constant, ramp"),
-        ("--high 0", "--high '0' is not accepted; give a whole number, 1 to"),
+        ("--high 0", "--high '0' is not accepted; give a whole number, 1 to 16384"),
         ("--high ten", "--high 'ten'"),
         ("--low 300", "--low 300 is above --high 256"),
         ("--load constant --low 1", "--low does not go with --load constant"),

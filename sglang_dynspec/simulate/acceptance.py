@@ -6,7 +6,8 @@ import math
 import random
 from dataclasses import dataclass
 
-_POOL = 1 << 14
+MOST_REQUESTS = _POOL = 1 << 14
+"""In a batch."""
 _GRID = 200
 """Acceptance probabilities are rounded to 1 / _GRID, to draw each distribution once."""
 

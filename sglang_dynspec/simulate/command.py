@@ -13,7 +13,7 @@ from typing import Any
 from sglang_dynspec.errors import ConfigError, PolicyError
 from sglang_dynspec.measured import Table, read_table, shipped_tables
 from sglang_dynspec.policy import Policy, parse_policy
-from sglang_dynspec.simulate.acceptance import Acceptance
+from sglang_dynspec.simulate.acceptance import MOST_REQUESTS, Acceptance
 from sglang_dynspec.simulate.baselines import BestThreshold, SglangAdaptive, best_threshold
 from sglang_dynspec.simulate.costs import StepCosts
 from sglang_dynspec.simulate.load import MOST_TOKENS, SHAPES, Load, read_trace, shape
@@ -27,9 +27,8 @@ BASELINES = ("sglang_adaptive", "best_threshold")
 """Names that stand for a policy here, and are no policy's text."""
 _DEFAULT_CONTEXT = 128
 """Prompt tokens where the table does not say."""
-_MOST_REQUESTS = 256
+_USUAL_MOST = 256
 """The most that is asked by default: so many SGLang has CUDA graphs for, as a rule."""
-_MOST_BATCH = 1_000_000
 _LEVELS = {"bursts": 4}
 """Requests at once between bursts, by default; other loads begin at 1."""
 RESULT_FILE, CHART_FILE = "result.json", "chart.png"
@@ -113,7 +112,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         "--high",
         metavar="N",
         help="requests at once at most (default: the most that was measured, up to "
-        f"{_MOST_REQUESTS}; square: half and twice the crossover)",
+        f"{_USUAL_MOST}; square: half and twice the crossover)",
     )
     group.add_argument("--trace", metavar="FILE", help="requests with their arrivals, see below")
     group.add_argument("--duration", metavar="S", help="simulated seconds (default: 600)")
@@ -254,7 +253,7 @@ def _scenario(arguments: argparse.Namespace, table: Table) -> tuple[Scenario, di
     rate = arguments.prefill_rate
     machine = Machine(
         max_running_requests=whole(
-            "--max-running-requests", arguments.max_running_requests, 1, _MOST_BATCH
+            "--max-running-requests", arguments.max_running_requests, 1, MOST_REQUESTS
         ),
         prefill_tokens_per_s=None if rate is None else number("--prefill-rate", rate, 1, 1e12),
         noise=number("--noise", arguments.noise, 0, 0.5),
@@ -304,9 +303,9 @@ def _shape(arguments: argparse.Namespace, costs: StepCosts) -> tuple[Load, dict[
     )
     output_tokens = _given(arguments, "output_tokens", 256, 1, MOST_TOKENS)
     low, high = default_levels(kind, costs, prompt_tokens)
-    high = _given(arguments, "high", high, 1, _MOST_BATCH)
+    high = _given(arguments, "high", high, 1, MOST_REQUESTS)
     # What is not given fits what is.
-    low = _given(arguments, "low", min(low, high), 0, _MOST_BATCH)
+    low = _given(arguments, "low", min(low, high), 0, MOST_REQUESTS)
     if kind == "constant" and arguments.low is not None:
         raise ConfigError("--low does not go with --load constant, which is --high all the time")
     if low > high:
@@ -338,7 +337,7 @@ def default_levels(kind: str, costs: StepCosts, context: float) -> tuple[int, in
         costs: the table.
         context: tokens of a request.
     """
-    top = min(_MOST_REQUESTS, costs.max_batch)
+    top = min(_USUAL_MOST, costs.max_batch)
     if kind != "square":
         return min(_LEVELS.get(kind, 1), top), top
     crossover = costs.crossover(context) or top

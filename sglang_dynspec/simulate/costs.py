@@ -61,6 +61,8 @@ class StepCosts:
     ) -> None:
         self.num_steps = table.num_steps
         self.accept_length = accept_length or table.accept_length or ASSUMED_ACCEPT_LENGTH
+        self.assumed = not (accept_length or table.accept_length)
+        """Whether nobody has said with which accept length the table was measured."""
         most = table.num_steps + 1
         if not 1 <= self.accept_length <= most:
             raise ConfigError(

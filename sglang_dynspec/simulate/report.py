@@ -54,11 +54,21 @@ def _lines(report: Report) -> Iterator[str]:
     for outcome in report.outcomes:
         if outcome.policy != outcome.name:
             yield f"{outcome.name} is {outcome.policy}, found by trying."
+    if _largest_batch(report) > report.scenario.costs.max_batch:
+        yield (
+            f"More than {report.scenario.costs.max_batch} requests were never measured: throughput "
+            "is taken to stay as it is there."
+        )
     yield from textwrap.wrap(
         "Regret is the share of the decode time that the best mode of each step would have saved. "
         "A model, not a measurement: no KV limit, acceptance is back at once after plain steps.",
         WIDTH,
     )
+
+
+def _largest_batch(report: Report) -> float:
+    intervals = (each for outcome in report.outcomes for each in outcome.result.intervals)
+    return max((interval.batch_size for interval in intervals), default=0.0)
 
 
 def conditions(report: Report) -> list[str]:
@@ -75,7 +85,7 @@ def conditions(report: Report) -> list[str]:
         f"Costs: {table.source}{backend}{': ' if table.title else ''}{table.title}",
         f"Load: {describe_load(report)}",
         f"Accept length: {_describe_acceptance(scenario)} with {costs.num_steps} draft steps "
-        f"(measured with {costs.accept_length:g}{'' if table.accept_length else ', assumed'})",
+        f"(measured with {costs.accept_length:g}{', assumed' if costs.assumed else ''})",
         f"Server: at most {machine.max_running_requests} running requests, {prefill}, "
         f"noise {100 * machine.noise:g}%, seed {scenario.seed}",
     ]
@@ -142,7 +152,7 @@ def as_json(report: Report) -> dict[str, Any]:
     conditions
       table, title, backend, num_steps     of the measurements
       measured_accept_length               of the speculative ones; assumed_accept_length: true
-                                           if the table does not tell
+                                           if nobody said so
       load                                 kind; low, high, prompt_tokens, output_tokens of a
                                            built-in load; file, requests of a trace
       duration                             seconds until the load ends
@@ -176,7 +186,7 @@ def _conditions(report: Report) -> dict[str, Any]:
         "backend": scenario.costs.backend,
         "num_steps": scenario.costs.num_steps,
         "measured_accept_length": scenario.costs.accept_length,
-        "assumed_accept_length": table.accept_length is None,
+        "assumed_accept_length": scenario.costs.assumed,
         "load": report.load,
         "duration": scenario.load.duration,
         "accept_length": {

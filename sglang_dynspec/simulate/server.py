@@ -158,7 +158,7 @@ class Simulation:
         costs: seconds of a step; its ladder is the server's.
         load: what is asked.
         acceptance: accept length with the most draft steps, by time.
-        machine: the server.
+        machine: the server; at most 16384 running requests.
         seed: of noise and acceptance; equal seeds give equal results.
         intervals: into how many intervals to divide the load's duration; up to twice as many if
             answers take longer than that.
