@@ -369,7 +369,7 @@ def outcome(batch_size: int, num_steps: int, accept_length: int) -> StepOutcome:
 
 def test_sglang_adaptive_follows_the_batch_size() -> None:
     assert answers(SglangAdaptive(), [1, 7, 8, 31, 32, 64, 500]) == [3, 3, 3, 3, 0, 0, 0]
-    ladders = {(0, 1): [1, 1, 1, 0], (0, 4): [4, 4, 0, 0], (0, 1, 3, 5, 7): [7, 3, 1, 0]}
+    ladders = {(0, 1): [1, 1, 1, 0], (0, 4): [4, 4, 0, 0], (0, 1, 3, 5, 7): [7, 1, 1, 0]}
     for ladder, expected in ladders.items():
         assert answers(SglangAdaptive(), [1, 8, 32, 64], ladder=ladder) == expected
 

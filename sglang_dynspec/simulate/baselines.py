@@ -71,7 +71,9 @@ class SglangAdaptive(Policy):
     def decide(self, batch: BatchView) -> int:
         if not self._ranges:
             self._ranges = {
-                start: _Adapting(_on_ladder(given.candidates, batch.ladder), given.down)
+                start: _Adapting(
+                    _on_ladder(given.candidates, batch.ladder), given.down, batch.max_steps
+                )
                 for start, given in _RANGES.items()
             }
         return self._range(batch.batch_size).num_steps
@@ -88,15 +90,17 @@ class _Adapting:
     """The draft steps of one range of batch sizes.
 
     Args:
-        candidates: draft steps, ascending; the last is where it begins, as SGLang begins with
-            ``--speculative-num-steps`` where that is a candidate.
+        candidates: draft steps, ascending.
         down: see :class:`_Range`.
+        first: ``--speculative-num-steps``, where it begins if that is a candidate, else in the
+            middle.
     """
 
-    def __init__(self, candidates: tuple[int, ...], down: float) -> None:
+    def __init__(self, candidates: tuple[int, ...], down: float, first: int) -> None:
         self._candidates = candidates
         self._down = down
-        self._at = len(candidates) - 1
+        known = first in candidates
+        self._at = candidates.index(first) if known else len(candidates) // 2
         self._mean = self.num_steps - 1.0
         self._steps = 0
 
