@@ -11,6 +11,7 @@ import os
 import site
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ def activate(
     policy: Policy | str | None = None,
     *,
     draft_state: str | None = None,
+    steps: Sequence[int] | None = None,
     strict: bool | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> None:
@@ -61,6 +63,8 @@ def activate(
         policy: a policy or its text form, for example ``"batch_size(off_at=32, on_at=24)"``.
         draft_state: ``"warm"`` (default) keeps the draft's KV current during plain steps,
             ``"skip"`` does not.
+        steps: draft steps that can be run beside 0 and the server's ``--speculative-num-steps``,
+            for example ``[0, 1, 3]``; from SGLang 0.5.12 on.
         strict: stop the server where dynspec cannot be in force, instead of running without it.
         config: a TOML file with the same names.
 
@@ -71,7 +75,7 @@ def activate(
         InstallError: processes spawned from this one would not start dynspec.
     """
     settings = Settings.resolve(
-        policy=policy, draft_state=draft_state, strict=strict, config=config
+        policy=policy, draft_state=draft_state, steps=steps, strict=strict, config=config
     )
     if settings.policy is None:
         raise ConfigError(

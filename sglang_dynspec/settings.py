@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -27,6 +27,7 @@ STRICT_VARIABLE = "SGLANG_DYNSPEC_STRICT"
 _VARIABLES = {
     "policy": "SGLANG_DYNSPEC_POLICY",
     "draft_state": "SGLANG_DYNSPEC_DRAFT_STATE",
+    "steps": "SGLANG_DYNSPEC_STEPS",
     "strict": STRICT_VARIABLE,
 }
 _KNOWN_VARIABLES = (*_VARIABLES.values(), CONFIG_VARIABLE, "SGLANG_DYNSPEC_CPU_ENGINE")
@@ -52,6 +53,9 @@ class Settings:
     is not to be in force."""
     draft_state: DraftState = "warm"
     """``"warm"`` keeps the draft's KV current during plain steps, ``"skip"`` does not."""
+    steps: tuple[int, ...] = ()
+    """Draft steps that can be run beside 0 and the server's ``--speculative-num-steps``, ascending;
+    these two may be named as well."""
     strict: bool = False
     """Whether a reason not to be in force stops the server."""
 
@@ -77,6 +81,7 @@ class Settings:
         *,
         policy: Policy | str | None = None,
         draft_state: str | None = None,
+        steps: Sequence[int] | None = None,
         strict: bool | None = None,
         config: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
@@ -86,9 +91,10 @@ class Settings:
         Args:
             policy: a policy or its text; None stands for not given, here and below.
             draft_state: ``"warm"`` or ``"skip"``.
+            steps: draft steps that can be run beside 0 and the server's own.
             strict: stop the server instead of running without dynspec.
-            config: a TOML file with the keys ``policy``, ``draft_state`` and ``strict``; instead of
-                the one named by ``SGLANG_DYNSPEC_CONFIG``.
+            config: a TOML file with the keys ``policy``, ``draft_state``, ``steps`` and
+                ``strict``; instead of the one named by ``SGLANG_DYNSPEC_CONFIG``.
             environ: variables; ``os.environ`` by default. An empty one counts as not set.
 
         Raises:
@@ -96,7 +102,7 @@ class Settings:
             ConfigError: any other value, variable or file cannot be used.
         """
         environ = os.environ if environ is None else environ
-        given = {"policy": policy, "draft_state": draft_state, "strict": strict}
+        given = {"policy": policy, "draft_state": draft_state, "steps": steps, "strict": strict}
         path = config if config is not None else environ.get(CONFIG_VARIABLE, "").strip() or None
         from_file = {} if path is None else _read_file(_path(path))
         from_arguments = _checked({k: v for k, v in given.items() if v is not None}, _ARGUMENT)
@@ -111,6 +117,7 @@ class Settings:
         return {
             _VARIABLES["policy"]: self.policy or "",
             _VARIABLES["draft_state"]: self.draft_state,
+            _VARIABLES["steps"]: ",".join(map(str, self.steps)),
             STRICT_VARIABLE: "1" if self.strict else "0",
             CONFIG_VARIABLE: "",
         }
@@ -130,7 +137,7 @@ class Settings:
         return parse_policy(self.policy)
 
     def _as_dict(self) -> dict[str, Any]:
-        return {"policy": self.policy, "draft_state": self.draft_state, "strict": self.strict}
+        return {key: getattr(self, key) for key in _VARIABLES}
 
 
 def strict_from_environment(environ: Mapping[str, str] | None = None) -> bool:
@@ -167,7 +174,12 @@ def _checked(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
         values: some of the fields of Settings.
         origin: where they come from: a file's path, or nothing for arguments.
     """
-    checks = {"policy": _policy, "draft_state": _draft_state, "strict": _strict}
+    checks: dict[str, Callable[[Any, str], Any]] = {
+        "policy": _policy,
+        "draft_state": _draft_state,
+        "steps": _steps,
+        "strict": _strict,
+    }
     return {key: checks[key](value, f"{origin}{key}") for key, value in values.items()}
 
 
@@ -192,6 +204,16 @@ def _draft_state(value: Any, where: str) -> DraftState:
     return cast(DraftState, value)
 
 
+def _steps(value: Any, where: str) -> tuple[int, ...]:
+    numbers: list[Any] = list(value) if isinstance(value, (list, tuple)) else [None]
+    if not all(type(n) is int and n >= 0 for n in numbers):
+        raise ConfigError(
+            f"{where} is {value!r}; it must be a list of draft steps, whole numbers >= 0, as in "
+            "[0, 1, 3]"
+        )
+    return tuple(sorted(set(numbers)))
+
+
 def _strict(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{where} is {value!r}, no boolean; write true or false")
@@ -211,9 +233,21 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             values[key] = _policy(text, variable)
         elif key == "draft_state":
             values[key] = _draft_state(text.lower(), variable)
+        elif key == "steps":
+            values[key] = _numbers(text, variable)
         else:
             values[key] = _boolean(text, variable)
     return values
+
+
+def _numbers(text: str, variable: str) -> tuple[int, ...]:
+    try:
+        return _steps([int(word) for word in text.split(",")], variable)
+    except ValueError:
+        raise ConfigError(
+            f"{variable} is {text!r}; write draft steps, whole numbers >= 0 with commas between, "
+            "as in 0,1,3"
+        ) from None
 
 
 def _boolean(text: str, variable: str) -> bool:

@@ -62,10 +62,11 @@ def test_environment() -> None:
     environ = {
         "SGLANG_DYNSPEC_POLICY": " batch_size( 32 ) ",
         "SGLANG_DYNSPEC_DRAFT_STATE": "Skip",
+        "SGLANG_DYNSPEC_STEPS": " 3, 0,1 ",
         "SGLANG_DYNSPEC_STRICT": "Yes",
         "OTHER": "x",
     }
-    expected = Settings(policy="batch_size(32)", draft_state="skip", strict=True)
+    expected = Settings(policy="batch_size(32)", draft_state="skip", steps=(0, 1, 3), strict=True)
     assert Settings.from_environment(environ) == resolve(environ=environ) == expected
 
 
@@ -76,8 +77,10 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
 
 
 def test_file(write: WriteFile) -> None:
-    path = write('policy = """never &\n  always"""\ndraft_state = "skip"\nstrict = true\n')
-    expected = Settings(policy="never & always", draft_state="skip", strict=True)
+    path = write(
+        'policy = """never &\n  always"""\ndraft_state = "skip"\nsteps = [1]\nstrict = true\n'
+    )
+    expected = Settings(policy="never & always", draft_state="skip", steps=(1,), strict=True)
     assert resolve(config=path) == expected
     assert resolve(config=Path(path)) == expected
     assert resolve(environ={"SGLANG_DYNSPEC_CONFIG": path}) == expected
@@ -137,6 +140,7 @@ settings_ = st.builds(
     Settings,
     policy=st.none() | policies.map(policy_text) | st.just("a.b:C(x='=\"\\n')"),
     draft_state=st.sampled_from(["warm", "skip"]),
+    steps=st.lists(st.integers(0, 16), max_size=5),
     strict=st.booleans(),
 )
 
@@ -153,6 +157,7 @@ def test_nothing_that_stood_there_before_shows_through() -> None:
     before = {
         "SGLANG_DYNSPEC_POLICY": "always",
         "SGLANG_DYNSPEC_DRAFT_STATE": "skip",
+        "SGLANG_DYNSPEC_STEPS": "1",
         "SGLANG_DYNSPEC_STRICT": "1",
         "SGLANG_DYNSPEC_CONFIG": "/no/such/file",
     }
@@ -212,6 +217,12 @@ def test_a_wrong_argument_is_a_policy_error_and_the_rest_config_errors(write: Wr
     [
         ({"draft_state": "wram"}, ["draft_state", "'wram'", "did you mean 'warm'", "'skip'"]),
         ({"draft_state": 3}, ["draft_state", "3", "'warm'", "'skip'"]),
+        ({"steps": 3}, ["steps is 3", "[0, 1, 3]"]),
+        ({"steps": [1, -1]}, ["steps is [1, -1]", ">= 0"]),
+        ({"steps": [True]}, ["steps is [True]", "whole numbers"]),
+        ({"steps": "0,1"}, ["steps is '0,1'", "a list"]),
+        ({"environ": {"SGLANG_DYNSPEC_STEPS": "0;1"}}, ["SGLANG_DYNSPEC_STEPS", "'0;1'", "0,1,3"]),
+        ({"environ": {"SGLANG_DYNSPEC_STEPS": "-1"}}, ["SGLANG_DYNSPEC_STEPS is '-1'", "0,1,3"]),
         ({"strict": "yes"}, ["strict", "'yes'", "true or false"]),
         ({"strict": 1}, ["strict", "1", "true or false"]),
         ({"policy": 3}, ["3 is no policy", "instance"]),
@@ -250,7 +261,7 @@ def test_wrong_values(arguments: dict[str, object], words: list[str]) -> None:
     [
         (
             "polcy = 'never'",
-            ["unknown key 'polcy'", "did you mean 'policy'", "draft_state, strict"],
+            ["unknown key 'polcy'", "did you mean 'policy'", "draft_state, steps, strict"],
         ),
         ("[dynspec]\npolicy = 'never'", ["unknown key 'dynspec'", "at the top level"]),
         ("policy = 3", ["policy is 3", "as a string"]),
@@ -259,6 +270,8 @@ def test_wrong_values(arguments: dict[str, object], words: list[str]) -> None:
         ("policy = 'batch_size(off_at=0)'", ["policy: ", "off_at=0", "^"]),
         ("draft_state = 'cold'", ["draft_state is 'cold'", "'warm'", "'skip'"]),
         ("draft_state = 1", ["draft_state is 1", "'warm'"]),
+        ("steps = 3", ["steps is 3", "[0, 1, 3]"]),
+        ("steps = [1.5]", ["steps is [1.5]", "whole numbers"]),
         ("strict = 'yes'", ["strict is 'yes'", "true or false"]),
         ("strict = 1", ["strict is 1", "true or false"]),
         ("\npolicy = never\n", ["not valid TOML", "line 2"]),

@@ -36,7 +36,12 @@ class Captured:
 
 
 def capture(
-    what: str, make: Callable[[], T], device: str, *, strict: bool
+    what: str,
+    make: Callable[[], T],
+    device: str,
+    *,
+    strict: bool,
+    otherwise: str = "Plain steps do without them",
 ) -> tuple[T, Captured] | None:
     """Capture graphs.
 
@@ -45,6 +50,7 @@ def capture(
         make: captures them.
         device: where.
         strict: a capture that fails stops the server.
+        otherwise: what happens then, for the log.
 
     Returns:
         What ``make`` returned, and what it took; None if it failed, which is in the log then.
@@ -62,7 +68,7 @@ def capture(
         )
         if strict:
             raise InstallError(sentence) from error
-        logger.error("sglang_dynspec: %s. Plain steps do without them.", sentence, exc_info=error)
+        logger.error("sglang_dynspec: %s. %s.", sentence, otherwise, exc_info=error)
         return None
     gigabytes = (free - _free_bytes(device)) / (1 << 30)
     return made, Captured(time.perf_counter() - started, gigabytes)

@@ -249,7 +249,7 @@ class Controller:
             return most, STATIC
         if num_steps == 0 and answer and not self._said_rounded:
             self._say_rounded(answer)
-        if num_steps == most or blocked is None:
+        if num_steps > 0 or blocked is None:
             return num_steps, None
         return most, blocked
 

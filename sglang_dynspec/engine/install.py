@@ -200,7 +200,9 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     )
     worker = scheduler.draft_worker
     policy = settings.build_policy()
-    controller = Controller(policy, ladder=(0, worker.speculative_num_steps))
+    step_states = _step_states(worker, settings)
+    ladder = (0, *step_states.steps, worker.speculative_num_steps)
+    controller = Controller(policy, ladder)
     warm = settings.draft_state == "warm"
     target = PlainTarget(dialect, worker)
     target.capture(keep_hidden=warm, strict=settings.strict)
@@ -215,7 +217,14 @@ def _engage(scheduler: Any, settings: Settings) -> None:
         )
         _state.runtime.controller.release()
     _state.runtime = Runtime(
-        scheduler, worker, dialect, controller, target, draft_extend, settings.draft_state
+        scheduler,
+        worker,
+        dialect,
+        controller,
+        target,
+        draft_extend,
+        step_states,
+        settings.draft_state,
     )
     _state.scheduler_seen = True
     _say(
@@ -228,6 +237,31 @@ def _engage(scheduler: Any, settings: Settings) -> None:
         installed_release(),
         scheduler.max_running_requests,
     )
+
+
+def _step_states(worker: Any, settings: Settings) -> Any:
+    from sglang_dynspec.engine.step_states import StepStates
+
+    made, most = StepStates(_state.dialect, worker), worker.speculative_num_steps
+    above = [n for n in settings.steps if n > most]
+    if above:
+        raise UnsupportedError(
+            f"steps are {', '.join(map(str, settings.steps))}, but the server runs at most "
+            f"{most} draft steps; leave out what is above, or raise --speculative-num-steps"
+        )
+    between = [n for n in settings.steps if 0 < n < most]
+    if between and not _state.dialect.builds_steps:
+        _say(
+            logging.WARNING,
+            "sglang_dynspec: SGLang %s can run 0 or %d draft steps only; %s left out. From 0.5.12 "
+            "on others can be had.",
+            installed_release(),
+            most,
+            ", ".join(map(str, between)),
+        )
+        return made
+    made.build(between, strict=settings.strict)
+    return made
 
 
 def _say(level: int, message: str, *args: Any, **kwargs: Any) -> None:

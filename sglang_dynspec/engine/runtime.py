@@ -9,6 +9,7 @@ from sglang_dynspec.engine.controller import Controller
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.engine.draft_state import DraftExtend
+from sglang_dynspec.engine.step_states import StepStates
 
 
 @dataclass(slots=True)
@@ -21,12 +22,15 @@ class Runtime:
     controller: Controller
     target: PlainTarget
     draft_extend: DraftExtend
+    step_states: StepStates
     draft_state: str
     """``warm`` or ``skip``."""
 
     def cuda_graphs(self) -> dict[str, Any]:
         """What capturing our own graphs took, or None for what runs without. JSON-native."""
         graphs = {"plain_decode": self.target.captured, "draft_extend": self.draft_extend.captured}
+        for n, captured in self.step_states.captured.items():
+            graphs[f"num_steps_{n}"] = captured
         return {name: captured and asdict(captured) for name, captured in graphs.items()}
 
 

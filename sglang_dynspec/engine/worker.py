@@ -31,7 +31,9 @@ def forward(
         if result is None:
             runtime.controller.instead(decision)
     if result is None:
-        result = wrapped(*args, **kwargs)
+        num_steps = 0 if decision is None else decision.num_steps
+        with runtime.step_states.active(num_steps):
+            result = wrapped(*args, **kwargs)
     if decision is not None:
         setattr(result, DECISION, decision)
     return result

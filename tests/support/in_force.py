@@ -80,9 +80,11 @@ class InForce:
 
 
 @contextmanager
-def in_force(algorithm: str, *, overlap: bool = True, **overrides: Any) -> Iterator[InForce]:
+def in_force(
+    algorithm: str, *, overlap: bool = True, steps: Sequence[int] = (), **overrides: Any
+) -> Iterator[InForce]:
     """A scheduler that was built under ``activate()``."""
-    sglang_dynspec.activate(policy="never", strict=True)
+    sglang_dynspec.activate(policy="never", steps=steps, strict=True)
     try:
         with InProcessScheduler(algorithm, overlap=overlap, **overrides) as scheduler:
             yield InForce(scheduler)

@@ -42,6 +42,8 @@ class Dialect(ABC):
     """Whether FutureMap relays by pool index, as from 0.5.13 (see ``relay``)."""
     graph_runner: ClassVar[str]
     """Attribute of the target's model runner that holds its decode graphs."""
+    builds_steps: ClassVar[bool] = False
+    """Whether numbers of draft steps between none and all can be had (:meth:`step_state`)."""
 
     def is_decode(self, batch: Any) -> bool:
         """Whether the worker's batch is a decode batch with draft state, and nothing else."""
@@ -141,6 +143,18 @@ class Dialect(ABC):
         stack.enter_context(speculative_moe_backend_context())
         stack.enter_context(speculative_moe_a2a_backend_context())
         return stack
+
+    def step_state(self, worker: Any, num_steps: int) -> list[tuple[Any, dict[str, Any]]]:
+        """Make what a speculative step with fewer draft steps needs.
+
+        Args:
+            worker: SGLang's EAGLEWorkerV2.
+            num_steps: draft steps, between 0 and the server's.
+
+        Returns:
+            Objects, and the attributes to set on each for the length of a forward.
+        """
+        raise NotImplementedError(f"SGLang {self.family} has no adaptive speculation")
 
     @abstractmethod
     def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:

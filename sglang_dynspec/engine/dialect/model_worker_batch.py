@@ -11,7 +11,7 @@ import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_dynspec.engine.contract import DECODE_BATCH_FIELDS, FORWARD, Name
-from sglang_dynspec.engine.dialect import graphs
+from sglang_dynspec.engine.dialect import adaptive, graphs
 from sglang_dynspec.engine.dialect.base import Dialect, blank_proposals, pad_rows
 from sglang_dynspec.engine.temporarily import temporarily
 
@@ -130,6 +130,7 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
     """0.5.12: a pending token is called bonus token; the row width is read from the result."""
 
     family = "0.5.12"
+    builds_steps = True
     pending_field: ClassVar[str] = "bonus_tokens"
     contract: ClassVar[tuple[Name, ...]] = (
         *FROM_0_5_9,
@@ -140,7 +141,17 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
             "what the scheduler reads back beyond 0.5.11",
             fields=("speculative_num_draft_tokens",),
         ),
+        *adaptive.NAMES,
     )
+
+    def step_state(self, worker: Any, num_steps: int) -> list[tuple[Any, dict[str, Any]]]:
+        with self.draft_context(worker.draft_worker):
+            return adaptive.state(
+                worker,
+                num_steps,
+                graph_runner=self.graph_runner,
+                extend_runs_on_runner=False,
+            )
 
     def set_result(
         self,

@@ -20,7 +20,7 @@ from sglang_dynspec.engine.contract import (
     STASH,
     Name,
 )
-from sglang_dynspec.engine.dialect import graphs
+from sglang_dynspec.engine.dialect import adaptive, graphs
 from sglang_dynspec.engine.dialect.base import (
     EXTEND_BACKEND,
     EXTEND_GRAPHS,
@@ -63,6 +63,7 @@ FROM_0_5_13: tuple[Name, ...] = (
     Name(RESOLVE_EXTRAS, "wrap", "only pending tokens are needed", parameters=("batch",)),
     Name(RESOLVE_LENGTHS, "wrap", "lengths are known", parameters=("batch",)),
     Name(STASH, "wrap", "only pending tokens are kept", parameters=("future_indices", "payload")),
+    *adaptive.NAMES,
 )
 
 
@@ -89,6 +90,9 @@ class ScheduleBatchDialect(Dialect):
     batch_parameter = "batch"
     has_relay = True
     graph_runner = "decode_cuda_graph_runner"
+    builds_steps = True
+    extend_runs_on_runner: ClassVar[bool] = True
+    """Whether the draft-extend reads its attention backend from the draft's model runner."""
     capture_draft_graphs: ClassVar[str] = "_capture_cuda_graphs"
     """Method of the draft worker."""
     live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -166,6 +170,15 @@ class ScheduleBatchDialect(Dialect):
 
     def result_width(self, worker: Any) -> int:
         return 1
+
+    def step_state(self, worker: Any, num_steps: int) -> list[tuple[Any, dict[str, Any]]]:
+        with self.draft_context(worker.draft_worker):
+            return adaptive.state(
+                worker,
+                num_steps,
+                graph_runner=self.graph_runner,
+                extend_runs_on_runner=self.extend_runs_on_runner,
+            )
 
     def one_token_extend(self, worker: Any) -> dict[str, Any] | None:
         # As EAGLEWorkerV2.build_adaptive_runtime_state does for 0 draft steps, less the target's.

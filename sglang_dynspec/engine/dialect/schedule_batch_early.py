@@ -81,6 +81,7 @@ class WholeForwardBarrierDialect(ModeOnBatchDialect):
 
     family = "0.5.13"
     graph_runner = "graph_runner"
+    extend_runs_on_runner = False
     capture_draft_graphs: ClassVar[str] = "init_cuda_graphs"
     contract: ClassVar[tuple[Name, ...]] = (
         *FROM_0_5_13,
