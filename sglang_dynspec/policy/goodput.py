@@ -92,6 +92,9 @@ class Goodput(Policy):
     - A mode is left only for one that is better by ``margin``, and at most every 16 steps under one
       load, because a change has its own cost and figures are noisy.
 
+    A trial finds the draft's KV as the plain steps left it: with ``draft_state="skip"`` it sees
+    less accepted than lasting speculation would, so that speculation comes back late.
+
     Args:
         objective: ``"throughput"`` (tokens per second), or ``"latency"``: the least mean over
             requests of the step's seconds per token gained, ``T[n] * mean(1 / accept length)``,
