@@ -29,8 +29,7 @@ class Runtime:
     def cuda_graphs(self) -> dict[str, Any]:
         """What capturing our own graphs took, or None for what runs without. JSON-native."""
         graphs = {"plain_decode": self.target.captured, "draft_extend": self.draft_extend.captured}
-        for n, captured in self.step_states.captured.items():
-            graphs[f"num_steps_{n}"] = captured
+        graphs |= {f"num_steps_{n}": made for n, made in self.step_states.captured.items()}
         return {name: captured and asdict(captured) for name, captured in graphs.items()}
 
 

@@ -23,8 +23,8 @@ class StepStates:
         self._dialect = dialect
         self._worker = worker
         self._states: dict[int, list[tuple[Any, dict[str, Any]]]] = {}
-        self.captured: dict[int, Captured] = {}
-        """What making each has taken."""
+        self.captured: dict[int, Captured | None] = {}
+        """What the graphs of each have taken; None where it has none."""
 
     def build(self, steps: Sequence[int], *, strict: bool) -> None:
         """Make them.
@@ -45,9 +45,15 @@ class StepStates:
                 strict=strict,
                 otherwise="No step runs so many",
             )
-            if made is not None:
-                self._states[n], self.captured[n] = made
-                self.captured[n].report(what)
+            if made is None:
+                continue
+            self._states[n], captured = made
+            has_graphs = any(
+                values.get(self._dialect.graph_runner) is not None for _, values in made[0]
+            )
+            self.captured[n] = captured if has_graphs else None
+            if has_graphs:
+                captured.report(what)
 
     @property
     def steps(self) -> tuple[int, ...]:
