@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy._acceptance import Acceptance
 from sglang_dynspec.policy._checks import share, shown
 from sglang_dynspec.policy._cost_model import CostModel, Estimate
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 _MEMORY = 4096
 """Draft tokens that the acceptance looks back on."""
@@ -42,8 +45,8 @@ _BURST = 1.3
 """A batch that has grown so much within _BURST_STEPS grows quickly; one of another size than a mode
 was chosen for, by so much, is another load."""
 _BURST_STEPS = 8
-_NEVER = 1e6
-"""Seconds that no step takes: a clock that has gone wrong."""
+_LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e6
+"""Between these lie the seconds of any step."""
 _FORGOTTEN = 64
 """Decisions without an outcome after which they are taken not to have been run."""
 
@@ -143,7 +146,8 @@ class Goodput(Policy):
         self._asked: dict[int, tuple[bool, float]] = {}
         """Of decisions whose outcome is to come: whether in a trial, and the mean context."""
         self._last: StepOutcome | None = None
-        # The last evaluation: for which batch and step, and what it found.
+        self._decisions = 0
+        # The last evaluation: for which batch and at which decision, and what it found.
         self._batch_size = 1
         self._evaluated_at = -_AGAIN
         self._seconds: dict[int, Estimate] = {}
@@ -154,13 +158,14 @@ class Goodput(Policy):
     def decide(self, batch: BatchView) -> int:
         size = _size(batch.batch_size)
         self._batches.append(size)
+        self._decisions += 1
         if self._held not in batch.ladder:
             self._begin(batch)
         if self._trial is not None and not self._goes_on(self._trial, batch):
             self._end_trial(self._trial, batch)
         if self._trial is None:
             self._held_for += 1
-            if self._due(batch):
+            if self._due():
                 self._evaluate(batch)
                 self._move()
         answer = self._held
@@ -184,13 +189,13 @@ class Goodput(Policy):
         self._held = self._best()
         self._held_at = self._batch_size
 
-    def _due(self, batch: BatchView) -> bool:
+    def _due(self) -> bool:
         moved = abs(self._batches[-1] - self._batch_size) * 16 > self._batch_size
-        return moved or not 0 <= batch.step - self._evaluated_at < _AGAIN
+        return moved or self._decisions - self._evaluated_at >= _AGAIN
 
     def _evaluate(self, batch: BatchView) -> None:
         self._batch_size = _size(batch.batch_size)
-        self._evaluated_at = batch.step
+        self._evaluated_at = self._decisions
         context = _tokens(batch.context_tokens) / self._batch_size
         self._seconds = self._costs.estimates(batch.ladder, self._batch_size, context)
         self._values = {n: self._value(n, seconds) for n, seconds in self._seconds.items()}
@@ -326,13 +331,13 @@ class Goodput(Policy):
         in_trial, context = self._asked.pop(outcome.step, (False, 0.0))
         if len(self._asked) > _FORGOTTEN:
             self._asked.clear()
-        last, self._last = self._last, outcome
         if outcome.num_steps not in self._values:
             return  # none of ours
+        last, self._last = self._last, outcome
         if outcome.num_steps > 0 and outcome.accept_lens:
             self._acceptance.add(outcome.num_steps, outcome.accept_lens, self._time)
         seconds = outcome.seconds
-        if seconds is None or not 0 < seconds < _NEVER:
+        if not _is_step_time(seconds):
             return
         self._time += seconds
         if in_trial:
@@ -364,9 +369,18 @@ class Goodput(Policy):
         }
 
     def _actual(self) -> float | None:
-        if self._last is None or not self._last.seconds:
+        last = self._last
+        if last is None or not _is_step_time(last.seconds):
             return None
-        return sum(self._last.accept_lens) / self._last.seconds
+        most = last.num_steps + 1
+        # In this order nan becomes 1: max() and min() keep their first argument then.
+        tokens = sum([min(most, max(1, length)) for length in last.accept_lens])
+        return tokens / last.seconds
+
+
+def _is_step_time(seconds: float | None) -> TypeGuard[float]:
+    """Whether a step can take so long; a clock that has gone wrong says anything."""
+    return seconds is not None and _LEAST_SECONDS < seconds < _MOST_SECONDS
 
 
 def _size(batch_size: float) -> int:
