@@ -395,13 +395,7 @@ def _json_table(advice: TableAdvice) -> dict[str, Any]:
         "notes": list(table.notes),
         "curves": [_json_curve(curve) for curve in advice.curves],
         "left_out": [
-            {
-                "label": curve.label,
-                "backend": curve.backend,
-                "context": curve.context,
-                "output_tokens": curve.output_tokens,
-                "points": [_json_point(point) for point in curve.points],
-            }
+            {**_json_load(curve), "points": [_json_point(point) for point in curve.points]}
             for curve in advice.left_out
         ],
         "servers": [_json_server(server) for server in advice.servers],
@@ -409,12 +403,8 @@ def _json_table(advice: TableAdvice) -> dict[str, Any]:
 
 
 def _json_curve(advice: CurveAdvice) -> dict[str, Any]:
-    curve = advice.curve
     return {
-        "label": curve.label,
-        "backend": curve.backend,
-        "context": curve.context,
-        "output_tokens": curve.output_tokens,
+        **_json_load(advice.curve),
         **_json_choice(advice.choice),
         "bands": [{"from": b.first, "to": b.last, "pays": b.pays} for b in advice.bands],
         "points": [
@@ -452,6 +442,15 @@ def _json_server(server: ServerAdvice) -> dict[str, Any]:
             }
             for key in server.keys
         ],
+    }
+
+
+def _json_load(curve: Curve) -> dict[str, Any]:
+    return {
+        "label": curve.label,
+        "backend": curve.backend,
+        "context": curve.context,
+        "output_tokens": curve.output_tokens,
     }
 
 

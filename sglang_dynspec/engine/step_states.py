@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from sglang_dynspec.engine.capture import Captured, capture
@@ -40,7 +41,7 @@ class StepStates:
             what = f"speculation with {n} draft step{'s' if n > 1 else ''}"
             made = capture(
                 what,
-                lambda n=n: self._dialect.step_state(self._worker, n),  # type: ignore[misc]
+                partial(self._dialect.step_state, self._worker, n),
                 self._worker.device,
                 strict=strict,
                 otherwise="No step runs so many",

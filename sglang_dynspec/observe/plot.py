@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sglang_dynspec.errors import DynspecError
+from sglang_dynspec.observe.figure import new_figure
 from sglang_dynspec.observe.timeline import Interval, Timeline
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 _BLUE, _VERMILLION, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#7F7F7F"
 _SHADE = "#E9E9E9"
 _SIZE = (10.0, 7.2)  # inches
-_DPI = 120
 
 
 def draw(timeline: Timeline, path: str | os.PathLike[str]) -> None:
@@ -35,17 +35,7 @@ def draw(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     phases = timeline.phases()
     if not phases:
         raise ValueError("a timeline without decode steps cannot be drawn")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise DynspecError(
-            "drawing needs matplotlib; pip install 'sglang-dynspec[demo]'"
-        ) from error
-
-    # Without pyplot: no global state, and no window system asked.
-    figure = Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(*_SIZE)
     load, steps, accept = figure.subplots(3, sharex=True, height_ratios=[2.2, 1, 1.3])
     for axes in (load, steps, accept):
         _shade_plain(axes, phases)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sglang_dynspec.policy._cost_model import Estimate
+from sglang_dynspec.policy._lengths import within
 
 _PRIOR = 0.6
 _PRIOR_WEIGHT = 2.0
@@ -61,8 +62,7 @@ class Acceptance:
         num_steps = min(num_steps, _MOST_STEPS)
         counts = [accept_lens.count(length) for length in range(1, num_steps + 2)]
         if sum(counts) != len(accept_lens):
-            # In this order nan becomes 1: max() and min() keep their first argument then.
-            accept_lens = [min(num_steps + 1, max(1, length)) for length in accept_lens]
+            accept_lens = within(accept_lens, num_steps)
             counts = [accept_lens.count(length) for length in range(1, num_steps + 2)]
         while len(self._tested) < num_steps:
             # A position not seen yet is taken to be as the one before it, with little weight.

@@ -6,6 +6,7 @@ from enum import Enum, auto
 
 from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy._checks import share, shown, whole_number
+from sglang_dynspec.policy._lengths import within
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
 
 _LONGEST_INTERVAL = 8
@@ -40,9 +41,8 @@ class _Tally:
         return self._accepted / self._drafts if self._drafts else None
 
     def add(self, outcome: StepOutcome, memory: int) -> None:
-        most = outcome.num_steps + 1
-        # In this order nan becomes 1: max() and min() keep their first argument then.
-        accepted = sum([min(most, max(1, length)) - 1 for length in outcome.accept_lens])
+        lengths = within(outcome.accept_lens, outcome.num_steps)
+        accepted = sum(lengths) - len(lengths)
         drafts = outcome.num_steps * len(outcome.accept_lens)
         # No exp(): only + - * / give the same bits on every machine, and ranks must agree.
         kept = memory / (memory + drafts)

@@ -11,6 +11,7 @@ from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy._acceptance import Acceptance
 from sglang_dynspec.policy._checks import share, shown
 from sglang_dynspec.policy._cost_model import CostModel, Estimate
+from sglang_dynspec.policy._lengths import within
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
 
 if TYPE_CHECKING:
@@ -372,10 +373,7 @@ class Goodput(Policy):
         last = self._last
         if last is None or not _is_step_time(last.seconds):
             return None
-        most = last.num_steps + 1
-        # In this order nan becomes 1: max() and min() keep their first argument then.
-        tokens = sum([min(most, max(1, length)) for length in last.accept_lens])
-        return tokens / last.seconds
+        return sum(within(last.accept_lens, last.num_steps)) / last.seconds
 
 
 def _is_step_time(seconds: float | None) -> TypeGuard[float]:

@@ -10,7 +10,6 @@ from sglang_dynspec.policy import Always, BatchSize, BatchView, Never, Policy, S
 from sglang_dynspec.simulate.acceptance import Drafts
 from sglang_dynspec.simulate.load import Shape
 from sglang_dynspec.simulate.scenario import Scenario
-from sglang_dynspec.simulate.server import Result
 
 __all__ = ["Always", "BestThreshold", "Never", "SglangAdaptive", "best_threshold"]
 
@@ -171,8 +170,8 @@ def best_threshold(scenario: Scenario, tries: int = 3) -> BestThreshold:
     candidates = list(_candidates(scenario, tries))
     if len(candidates) == 1:
         return BestThreshold(candidates[0])
-    regrets: dict[int, Result] = {n: scenario.simulate(BatchSize(n)) for n in candidates}
-    return BestThreshold(min(candidates, key=lambda n: regrets[n].regret))
+    regrets = {n: scenario.simulate(BatchSize(n)).regret for n in candidates}
+    return BestThreshold(min(candidates, key=lambda n: regrets[n]))
 
 
 @dataclass(frozen=True, slots=True)

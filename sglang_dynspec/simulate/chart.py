@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sglang_dynspec.errors import DynspecError
+from sglang_dynspec.observe.figure import new_figure
 from sglang_dynspec.simulate.load import Shape
 from sglang_dynspec.simulate.report import Outcome, Report, describe_load
 from sglang_dynspec.simulate.server import Interval, Result
@@ -20,7 +20,6 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 _GREY, _LANE = "#7F7F7F", "#EFEFEF"
 _WIDTH, _HEIGHT, _LANE_HEIGHT = 10.0, 6.6, 0.32  # inches
-_DPI = 120
 
 
 def draw(report: Report, path: str | os.PathLike[str]) -> None:
@@ -34,14 +33,8 @@ def draw(report: Report, path: str | os.PathLike[str]) -> None:
         DynspecError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    check_matplotlib()
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     lanes = max(0.7, _LANE_HEIGHT * len(report.outcomes))
-    # Without pyplot: no global state, and no window system asked.
-    figure = Figure(figsize=(_WIDTH, _HEIGHT + lanes), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(_WIDTH, _HEIGHT + lanes)
     load, steps, tok_s, regret = figure.subplots(
         4, sharex=True, gridspec_kw={"height_ratios": [1.5, lanes, 2.2, 1.5]}
     )
@@ -69,16 +62,6 @@ def draw(report: Report, path: str | os.PathLike[str]) -> None:
     )
     figure.suptitle(_title(report), fontsize=10)
     figure.savefig(path)
-
-
-def check_matplotlib() -> None:
-    """Raise a DynspecError unless charts can be drawn."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise DynspecError(
-            "drawing needs matplotlib; pip install 'sglang-dynspec[demo]'"
-        ) from error
 
 
 def _draw_load(axes: Axes, report: Report) -> None:

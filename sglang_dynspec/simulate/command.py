@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in names:
         _check_policy(name)
     if arguments.output is not None:
-        from sglang_dynspec.simulate.chart import check_matplotlib
+        from sglang_dynspec.observe.figure import check_matplotlib
 
         # Before the work, not after it.
         check_matplotlib()

@@ -14,6 +14,7 @@ from sglang.srt.layers.moe.utils import (
 )
 
 from sglang_dynspec.engine.contract import Name
+from sglang_dynspec.engine.dialect import adaptive
 
 # Attributes of SGLang's draft worker.
 EXTEND_BACKEND = "draft_extend_attn_backend"
@@ -44,6 +45,8 @@ class Dialect(ABC):
     """Attribute of the target's model runner that holds its decode graphs."""
     builds_steps: ClassVar[bool] = False
     """Whether numbers of draft steps between none and all can be had (:meth:`step_state`)."""
+    extend_runs_on_runner: ClassVar[bool] = False
+    """Whether the draft-extend reads its attention backend from the draft's model runner."""
 
     def is_decode(self, batch: Any) -> bool:
         """Whether the worker's batch is a decode batch with draft state, and nothing else."""
@@ -145,7 +148,7 @@ class Dialect(ABC):
         return stack
 
     def step_state(self, worker: Any, num_steps: int) -> list[tuple[Any, dict[str, Any]]]:
-        """Make what a speculative step with fewer draft steps needs.
+        """Make what a speculative step with fewer draft steps needs, where ``builds_steps``.
 
         Args:
             worker: SGLang's EAGLEWorkerV2.
@@ -154,7 +157,13 @@ class Dialect(ABC):
         Returns:
             Objects, and the attributes to set on each for the length of a forward.
         """
-        raise NotImplementedError(f"SGLang {self.family} has no adaptive speculation")
+        with self.draft_context(worker.draft_worker):
+            return adaptive.state(
+                worker,
+                num_steps,
+                graph_runner=self.graph_runner,
+                extend_runs_on_runner=self.extend_runs_on_runner,
+            )
 
     @abstractmethod
     def capture_decode_graphs(self, model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:

@@ -144,15 +144,6 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
         *adaptive.NAMES,
     )
 
-    def step_state(self, worker: Any, num_steps: int) -> list[tuple[Any, dict[str, Any]]]:
-        with self.draft_context(worker.draft_worker):
-            return adaptive.state(
-                worker,
-                num_steps,
-                graph_runner=self.graph_runner,
-                extend_runs_on_runner=False,
-            )
-
     def set_result(
         self,
         result: Any,

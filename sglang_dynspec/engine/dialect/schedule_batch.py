@@ -91,8 +91,7 @@ class ScheduleBatchDialect(Dialect):
     has_relay = True
     graph_runner = "decode_cuda_graph_runner"
     builds_steps = True
-    extend_runs_on_runner: ClassVar[bool] = True
-    """Whether the draft-extend reads its attention backend from the draft's model runner."""
+    extend_runs_on_runner = True
     capture_draft_graphs: ClassVar[str] = "_capture_cuda_graphs"
     """Method of the draft worker."""
     live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
@@ -170,15 +169,6 @@ class ScheduleBatchDialect(Dialect):
 
     def result_width(self, worker: Any) -> int:
         return 1
-
-    def step_state(self, worker: Any, num_steps: int) -> list[tuple[Any, dict[str, Any]]]:
-        with self.draft_context(worker.draft_worker):
-            return adaptive.state(
-                worker,
-                num_steps,
-                graph_runner=self.graph_runner,
-                extend_runs_on_runner=self.extend_runs_on_runner,
-            )
 
     def one_token_extend(self, worker: Any) -> dict[str, Any] | None:
         # As EAGLEWorkerV2.build_adaptive_runtime_state does for 0 draft steps, less the target's.
