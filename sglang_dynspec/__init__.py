@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Never,
         Policy,
         StepOutcome,
+        StepTiming,
         TokenBudget,
     )
 
@@ -50,6 +51,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "StepOutcome",
+    "StepTiming",
     "TokenBudget",
     "UnsupportedError",
     "activate",

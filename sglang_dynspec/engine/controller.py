@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dynspec.errors import PolicyError
-from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
+from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome, StepTiming
 from sglang_dynspec.policy.text import policy_text
 
 logger = logging.getLogger("sglang_dynspec")
@@ -108,6 +108,13 @@ class Controller:
     def release(self) -> None:
         """Leave every later step to SGLang."""
         self._released = True
+
+    def observe_timings(self, timings: Sequence[StepTiming]) -> None:
+        """Tell the policy what steps take, as timed at start."""
+        try:
+            self.policy.observe_timings(timings)
+        except Exception as error:
+            self.fail(f"policy {self._policy_text()} raised in observe_timings()", error)
 
     def decide(self, view: BatchView, blocked: str | None = None) -> Decision:
         """Decide one decode step. It counts once it is taken (:meth:`take`): a batch that is being

@@ -73,12 +73,13 @@ class DraftExtend:
         worker, output = self._worker, result.logits_output
         output.hidden_states = pad_rows(output.hidden_states, self.width)
         batch.out_cache_loc = window_slots(worker, batch, self.width)
-        with self._dialect.draft_context(worker.draft_worker), self._narrowed():
+        with self._dialect.draft_context(worker.draft_worker), self.narrowed():
             worker.draft_worker._draft_extend_for_decode(batch, result)
         output.hidden_states = None
 
     @contextmanager
-    def _narrowed(self) -> Iterator[None]:
+    def narrowed(self) -> Iterator[None]:
+        """The draft worker as it runs after a plain step."""
         draft_worker = self._worker.draft_worker
         # What runs without graphs, above the sizes captured, takes it from the model runner.
         backend = self._values.get(EXTEND_BACKEND) or draft_worker.draft_runner.attn_backend

@@ -8,6 +8,7 @@ Scheduler stores bound methods in its dispatcher; the server's arguments are che
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -188,6 +189,7 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     from sglang_dynspec.engine.decode_graph import PlainTarget
     from sglang_dynspec.engine.draft_state import DraftExtend
     from sglang_dynspec.engine.runtime import Runtime
+    from sglang_dynspec.engine.timing import Graphs
 
     refusal = support.refusal(scheduler)
     if refusal is not None:
@@ -209,6 +211,9 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     draft_extend = DraftExtend(dialect, worker)
     if warm:
         draft_extend.narrow(strict=settings.strict)
+    if policy.wants_timings:
+        graphs = Graphs(dialect, worker, target, draft_extend if warm else None, step_states)
+        _time_graphs(graphs, controller)
     if _state.runtime is not None:
         _say(
             logging.WARNING,
@@ -237,6 +242,27 @@ def _engage(scheduler: Any, settings: Settings) -> None:
         installed_release(),
         scheduler.max_running_requests,
     )
+
+
+def _time_graphs(graphs: Any, controller: Any) -> None:
+    """Let the policy know what steps take. Where that fails it learns it from steps."""
+    from sglang_dynspec.engine.timing import in_words
+
+    started = time.perf_counter()
+    try:
+        timings = graphs.timings(controller.ladder)
+    except Exception as error:
+        message = "sglang_dynspec: timing CUDA graphs failed; the policy learns from steps alone."
+        _say(logging.WARNING, message, exc_info=error)
+        return
+    if timings:
+        controller.observe_timings(timings)
+        _say(
+            logging.INFO,
+            "sglang_dynspec: CUDA graphs timed for the policy: %.1f s. %s.",
+            time.perf_counter() - started,
+            in_words(timings),
+        )
 
 
 def _step_states(worker: Any, settings: Settings) -> Any:

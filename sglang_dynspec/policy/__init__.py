@@ -4,7 +4,7 @@ Pure Python, without torch or SGLang, so that a policy can be written and tested
 """
 
 from sglang_dynspec.policy.accept_rate import AcceptRate
-from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
+from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome, StepTiming
 from sglang_dynspec.policy.batch_size import BatchSize
 from sglang_dynspec.policy.combine import Hysteresis, MinDwell, Smaller
 from sglang_dynspec.policy.fixed import Always, Fixed, Never
@@ -25,6 +25,7 @@ __all__ = [
     "Policy",
     "Smaller",
     "StepOutcome",
+    "StepTiming",
     "TokenBudget",
     "parse_policy",
     "policy_text",

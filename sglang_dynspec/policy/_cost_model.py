@@ -30,6 +30,12 @@ _BLIND = 0.4
 _OTHER_CONTEXT = 0.15
 """Doubt per octave of context."""
 
+_TIMED = 0.2
+"""Doubt of a mode that has only been timed at start, against one that steps have shown: some of
+what a step does runs outside of CUDA graphs."""
+_TIMED_PER_OCTAVE = 0.08
+"""Doubt per octave of batch size where timings show the way."""
+
 _LOG_RATIO = 0.5
 _RATIO_PER_OCTAVE = 0.1
 """Before anything is known, a step with 3 draft steps takes exp(0.5 + 0.1 log2(batch)) times a
@@ -112,6 +118,27 @@ class _Line:
         )
 
 
+class _Timings:
+    """Log seconds by batch size, for the sizes that graphs have been captured for."""
+
+    def __init__(self) -> None:
+        self._batches: list[float] = []
+        self._logs: list[float] = []
+
+    def add(self, batch: float, log: float) -> None:
+        i = bisect_left(self._batches, batch)
+        self._batches.insert(i, batch)
+        self._logs.insert(i, log)
+
+    def at(self, batch: float) -> float:
+        """A batch between two sizes runs padded to the larger; one above all runs without graphs,
+        and takes more by a guess."""
+        i = bisect_left(self._batches, batch - 1e-9)
+        if i < len(self._logs):
+            return self._logs[i]
+        return self._logs[-1] + 0.5 * (batch - self._batches[-1])
+
+
 class CostModel:
     """A table of cells by mode, context and batch size, and what to believe beyond them.
 
@@ -120,11 +147,20 @@ class CostModel:
     Beyond the outermost, and in a context not seen yet, a mode is taken to grow as another mode
     does that is known there: the ratio of two modes changes slowly with the load, their seconds do
     not. TurboSpec (arXiv 2406.14066, section 4) fits a linear model of batched tokens to a profile
-    made beforehand; ours starts with nothing and follows the server it runs in.
+    made beforehand; ours starts with nothing, or with timings of CUDA graphs, which say how modes
+    compare but not what a step takes in all, and follows the server it runs in.
     """
 
     def __init__(self) -> None:
         self._lines: dict[int, dict[int, _Line]] = {}
+        self._timings: dict[int, _Timings] = {}
+
+    def add_timing(self, num_steps: int, batch_size: int, seconds: float) -> None:
+        """Learn from a timing made before the server serves; arguments as of :meth:`add`."""
+        if not 0 < seconds < math.inf:
+            return
+        timings = self._timings.setdefault(num_steps, _Timings())
+        timings.add(math.log(batch_size), math.log(seconds))
 
     def add(self, num_steps: int, batch_size: int, context: float, seconds: float) -> None:
         """Learn from a step.
@@ -157,7 +193,7 @@ class CostModel:
         for distance, n in sorted(away):
             if distance < math.inf:
                 found[n] = self._reached(n, batch, octave, found)
-        return {n: found.get(n) or self._guess(n, batch, found) for n in ladder}
+        return {n: found.get(n) or self._guess(n, batch, octave, found) for n in ladder}
 
     def _known(self, num_steps: int, batch: float, context: int) -> Estimate | None:
         line = self._lines.get(num_steps, {}).get(context)
@@ -183,20 +219,39 @@ class CostModel:
         near, line, cell = self._nearest(num_steps, batch, context)
         octaves = (batch - cell.batch) / _OCTAVE
         away = abs(line.context - context)
+        timed = self._timed_growth(num_steps, cell.batch, batch)
         for other, here in known.items():
             there = self._known(other, cell.batch, near)
-            if there is not None:
-                tilt = _RATIO_PER_OCTAVE if num_steps > other else -_RATIO_PER_OCTAVE
-                return Estimate(
-                    cell.log + here.log - there.log + tilt * octaves,
-                    cell.doubt + here.doubt + _BEYOND * abs(octaves) + _OTHER_CONTEXT * away,
-                )
+            if there is None:
+                continue
+            tilt = math.copysign(_RATIO_PER_OCTAVE, num_steps - other) * octaves
+            beyond = _BEYOND
+            others = self._timed_growth(other, cell.batch, batch)
+            if timed is not None and others is not None:
+                tilt, beyond = timed - others, _TIMED_PER_OCTAVE
+            return Estimate(
+                cell.log + here.log - there.log + tilt,
+                cell.doubt + here.doubt + beyond * abs(octaves) + _OTHER_CONTEXT * away,
+            )
+        if timed is not None:
+            doubt = _TIMED_PER_OCTAVE * abs(octaves) + _BLIND * away
+            return Estimate(cell.log + timed, cell.doubt + doubt)
         return Estimate(
             cell.log + 0.5 * (batch - cell.batch), cell.doubt + _BLIND * (abs(octaves) + away)
         )
 
-    def _guess(self, num_steps: int, batch: float, found: dict[int, Estimate]) -> Estimate:
-        """Between two known modes, or from one by the usual ratio."""
+    def _timed_growth(self, num_steps: int, start: float, end: float) -> float | None:
+        """By how much the log seconds of a mode grow between two log batch sizes, as timed."""
+        timings = self._timings.get(num_steps)
+        return None if timings is None else timings.at(end) - timings.at(start)
+
+    def _guess(
+        self, num_steps: int, batch: float, octave: float, found: dict[int, Estimate]
+    ) -> Estimate:
+        """From a known mode by what both took when timed; else between two known modes, or from
+        one by the usual ratio."""
+        if num_steps in self._timings:
+            return self._timed(num_steps, batch, octave, found)
         below = max((n for n in found if n < num_steps), default=None)
         above = min((n for n in found if n > num_steps), default=None)
         if below is not None and above is not None:
@@ -209,6 +264,18 @@ class CostModel:
         base, doubt = (0.0, 0.0) if known is None else found[known]
         ratio = _log_ratio(num_steps, batch) - _log_ratio(known or 0, batch)
         return Estimate(base + ratio, doubt + (_RATIO_DOUBT if num_steps or known else 0.0))
+
+    def _timed(
+        self, num_steps: int, batch: float, octave: float, found: dict[int, Estimate]
+    ) -> Estimate:
+        log = self._timings[num_steps].at(batch)
+        doubt = min(_RATIO_DOUBT, _TIMED + _OTHER_CONTEXT * octave)
+        others = found.keys() & self._timings.keys()
+        if not others:
+            return Estimate(log, doubt)
+        near = min(others, key=lambda n: abs(n - num_steps))
+        known = found[near]
+        return Estimate(known.log + log - self._timings[near].at(batch), known.doubt + doubt)
 
 
 def _log_ratio(num_steps: int, batch: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +98,21 @@ class StepOutcome:
         return (sum(self.accept_lens) - len(self.accept_lens)) / drafts if drafts else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTiming:
+    """What the device takes for a step, timed before the server serves.
+
+    It is less than a step takes in service: a context of next to no tokens, and nothing of what
+    runs outside of CUDA graphs.
+    """
+
+    num_steps: int
+    """Draft steps; 0 is a plain decode."""
+    batch_size: int
+    """Requests in the step, as many as a CUDA graph has been captured for."""
+    seconds: float
+
+
 class Policy(ABC):
     """Decides before every decode step how many draft steps to run.
 
@@ -114,6 +130,10 @@ class Policy(ABC):
     or on an instance, in a policy that reads clocks, random numbers or ``StepOutcome.seconds``:
     then one rank decides for all. A combination is deterministic if all its parts are, so ask the
     instance."""
+
+    wants_timings: bool = False
+    """Whether steps are to be timed at start for :meth:`observe_timings`, which takes a second or
+    more. Set to True, on the class or on an instance."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
@@ -153,6 +173,12 @@ class Policy(ABC):
 
     def observe(self, outcome: StepOutcome) -> None:  # noqa: B027 - optional on purpose
         """Hear what an earlier step brought."""
+
+    def observe_timings(self, timings: Sequence[StepTiming]) -> None:  # noqa: B027 - optional
+        """Hear, before the first decision, what the steps of every mode of the ladder take.
+
+        Called where ``wants_timings``, once, if all of what a step runs has CUDA graphs.
+        """
 
     def explain(self) -> dict[str, Any]:
         """Return what the policy knows, for ``status()`` and ``/server_info``: JSON-native keys and

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy._checks import inner_policy, whole_number
-from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
+from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome, StepTiming
 
 
 class Smaller(Policy):
@@ -35,6 +36,7 @@ class Smaller(Policy):
             parts.extend(policy.parts if type(policy) is Smaller else (policy,))
         self.parts: tuple[Policy, ...] = tuple(parts)
         self.deterministic = all(part.deterministic for part in parts)
+        self.wants_timings = any(part.wants_timings for part in parts)
         if type(self) is Smaller:
             self._arguments = (self.parts, {})
 
@@ -48,6 +50,10 @@ class Smaller(Policy):
     def observe(self, outcome: StepOutcome) -> None:
         for part in self.parts:
             part.observe(outcome)
+
+    def observe_timings(self, timings: Sequence[StepTiming]) -> None:
+        for part in self.parts:
+            part.observe_timings(timings)
 
     def explain(self) -> dict[str, Any]:
         return {"parts": [part.explain() for part in self.parts]}
@@ -79,6 +85,7 @@ class Hysteresis(Policy):
         self.up = whole_number(self, "up", up, at_least=1)
         self.down = whole_number(self, "down", down, at_least=1)
         self.deterministic = policy.deterministic
+        self.wants_timings = policy.wants_timings
         self._held: int | None = None
         # The wishes in a row for more (or for fewer) than is held, and the least change among them.
         self._in_a_row = 0
@@ -98,6 +105,9 @@ class Hysteresis(Policy):
 
     def observe(self, outcome: StepOutcome) -> None:
         self.policy.observe(outcome)
+
+    def observe_timings(self, timings: Sequence[StepTiming]) -> None:
+        self.policy.observe_timings(timings)
 
     def explain(self) -> dict[str, Any]:
         return self.policy.explain()
@@ -137,6 +147,7 @@ class MinDwell(Policy):
         self.policy = inner_policy(self, "policy", policy)
         self.steps = whole_number(self, "steps", steps, at_least=1)
         self.deterministic = policy.deterministic
+        self.wants_timings = policy.wants_timings
         self._held: int | None = None
         self._times = 0
 
@@ -153,6 +164,9 @@ class MinDwell(Policy):
 
     def observe(self, outcome: StepOutcome) -> None:
         self.policy.observe(outcome)
+
+    def observe_timings(self, timings: Sequence[StepTiming]) -> None:
+        self.policy.observe_timings(timings)
 
     def explain(self) -> dict[str, Any]:
         return self.policy.explain()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ from sglang_dynspec.policy._acceptance import Acceptance
 from sglang_dynspec.policy._checks import share, shown
 from sglang_dynspec.policy._cost_model import CostModel, Estimate
 from sglang_dynspec.policy._lengths import within
-from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome
+from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome, StepTiming
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -85,8 +86,9 @@ class Goodput(Policy):
     the same ratio against a plain step utility, and turns speculation off below 1. Ours differs:
 
     - n = 0 is a mode among others, with no draft and no verification.
-    - No profile is made beforehand. What is not known is carried over from batch sizes, contexts
-      and modes that are, with a doubt that grows with the distance.
+    - No profile is needed beforehand: the CUDA graphs, where there are any, are timed at start, and
+      steps tell the rest. What is not known is carried over from batch sizes, contexts and modes
+      that are, with a doubt that grows with the distance.
     - A mode that is not run is tried only where it could be better by more than ``margin`` within
       1.5 standard deviations of that doubt (an upper confidence bound, as in BanditSpec, arXiv
       2505.15141); where it cannot be, it never is. A trial ends as soon as it is clear. Trials get
@@ -111,6 +113,7 @@ class Goodput(Policy):
     """
 
     deterministic = False
+    wants_timings = True
 
     def __init__(
         self,
@@ -327,6 +330,10 @@ class Goodput(Policy):
             self._postpone(mode, afresh=False)
 
     # --- after a step -----------------------------------------------------------------------
+
+    def observe_timings(self, timings: Sequence[StepTiming]) -> None:
+        for timing in timings:
+            self._costs.add_timing(timing.num_steps, _size(timing.batch_size), timing.seconds)
 
     def observe(self, outcome: StepOutcome) -> None:
         in_trial, context = self._asked.pop(outcome.step, (False, 0.0))

@@ -45,6 +45,9 @@ class Dialect(ABC):
     """Attribute of the target's model runner that holds its decode graphs."""
     builds_steps: ClassVar[bool] = False
     """Whether numbers of draft steps between none and all can be had (:meth:`step_state`)."""
+    times_graphs: ClassVar[bool] = False
+    """Whether graphs can be timed by themselves. Up to 0.5.11 a graph of draft steps moves its
+    positions on with each replay, past the end at last; from 0.5.12 on it sets them back."""
     extend_runs_on_runner: ClassVar[bool] = False
     """Whether the draft-extend reads its attention backend from the draft's model runner."""
 

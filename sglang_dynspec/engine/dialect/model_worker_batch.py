@@ -131,6 +131,7 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
 
     family = "0.5.12"
     builds_steps = True
+    times_graphs = True
     pending_field: ClassVar[str] = "bonus_tokens"
     contract: ClassVar[tuple[Name, ...]] = (
         *FROM_0_5_9,

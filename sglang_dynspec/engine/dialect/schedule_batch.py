@@ -91,6 +91,7 @@ class ScheduleBatchDialect(Dialect):
     has_relay = True
     graph_runner = "decode_cuda_graph_runner"
     builds_steps = True
+    times_graphs = True
     extend_runs_on_runner = True
     capture_draft_graphs: ClassVar[str] = "_capture_cuda_graphs"
     """Method of the draft worker."""
