@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import settings
@@ -23,6 +23,7 @@ from sglang_dynspec.policy import (
     Policy,
     Smaller,
     StepOutcome,
+    StepTiming,
     TokenBudget,
 )
 
@@ -49,6 +50,7 @@ class Scripted(Policy):
 
     script: list[int]
     heard: list[StepOutcome] = field(default_factory=list)
+    timings: list[StepTiming] = field(default_factory=list)
     asked: int = 0
 
     def decide(self, batch: BatchView) -> int:
@@ -58,6 +60,9 @@ class Scripted(Policy):
 
     def observe(self, outcome: StepOutcome) -> None:
         self.heard.append(outcome)
+
+    def observe_timings(self, timings: Sequence[StepTiming]) -> None:
+        self.timings = list(timings)
 
 
 class Server:

@@ -264,6 +264,17 @@ def test_the_policy_says_whether_the_draft_prefills(clock):
     assert (status["draft_prefills"], status["draft_prefills_skipped"]) == (1, 1)
 
 
+def test_a_policy_that_cannot_hear_timings_is_replaced(clock, monkeypatch):
+    policy = Scripted(0)
+    controller = Controller(policy, LADDER, clock)
+    controller.observe_timings([])
+    assert controller.failure is None
+    monkeypatch.setattr(policy, "observe_timings", lambda timings: 1 / 0)
+    controller.observe_timings([])
+    assert "observe_timings(): ZeroDivisionError" in controller.failure
+    assert step(controller).num_steps == 3
+
+
 def test_the_draft_prefills_where_sglang_decides(clock):
     policy = Scripted()
     policy.draft_prefill = RuntimeError("no idea")

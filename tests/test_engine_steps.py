@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 from collections.abc import Iterator
 
@@ -10,9 +12,10 @@ from support.in_force import OVERLAPS, InForce, ids, in_force, prompts, referenc
 from support.policies import Recorder
 
 from sglang_dynspec import BatchView, Policy
-from sglang_dynspec.engine import install
+from sglang_dynspec.engine import install, timing
 from sglang_dynspec.engine.dialect import installed_release, select
 from sglang_dynspec.engine.step_states import StepStates
+from sglang_dynspec.engine.timing import Graphs
 from sglang_dynspec.errors import InstallError, UnsupportedError
 from sglang_dynspec.policy import Fixed, Goodput
 from sglang_dynspec.settings import Settings
@@ -127,6 +130,60 @@ def test_a_number_that_cannot_be_captured_is_left_out(server, monkeypatch, caplo
     assert "No step runs so many" in caplog.text
     with pytest.raises(InstallError, match="2 draft steps failed"):
         states.build([2], strict=True)
+
+
+class Summed(Graphs):
+    """Takes numbers for graphs."""
+
+    def _seconds(self, graph: float) -> float:
+        return graph
+
+
+def graphs(*, warm: bool) -> Graphs:
+    now = install.runtime()
+    extend = now.draft_extend if warm else None
+    return Summed(now.dialect, now.worker, now.target, extend, now.step_states)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_mode_takes_what_its_graphs_take(server, monkeypatch, warm):
+    monkeypatch.setattr(timing, "captured", lambda runner: {1: 0.25, 8: 1.0})
+    timings = graphs(warm=warm).timings(STEPS)
+    assert {t.batch_size for t in timings} == {1, 8}
+    # Target and draft-extend; from 2 draft steps on, those after the first.
+    assert [t.seconds for t in timings if t.batch_size == 8] == [1.0 + warm, 2.0, 3.0, 3.0]
+    assert timing.in_words(timings[:4]).startswith("1 request with 0/1/2/3 draft steps: ")
+    policy = Goodput()
+    server.controller.use(policy)
+    install._time_graphs(graphs(warm=warm), server.controller)
+    estimates = policy._costs.estimates(STEPS, 8, 100.0)
+    assert math.exp(estimates[3].log - estimates[0].log) == pytest.approx(3.0 / (1.0 + warm))
+
+
+def test_without_graphs_nothing_is_timed(server, caplog):
+    assert graphs(warm=True).timings(STEPS) == []
+    caplog.set_level("INFO")
+    install._time_graphs(graphs(warm=True), server.controller)
+    assert "do not run from CUDA graphs throughout: none timed" in caplog.text
+
+
+def test_timing_that_fails_leaves_dynspec_in_force(server, monkeypatch, caplog):
+    def broken(runner: object) -> None:
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(timing, "captured", broken)
+    install._time_graphs(graphs(warm=True), server.controller)
+    assert "timing CUDA graphs failed" in caplog.text
+    assert server.controller.failure is None
+
+
+def test_sizes_close_to_each_other_are_not_all_timed():
+    sizes = [1, 2, 3, 4, *range(8, 257, 8)]
+    kept = timing.thinned(sizes)
+    assert (kept[0], kept[-1]) == (1, 256)
+    assert len(kept) <= 16
+    assert all(1.4 < b / a < 3 for a, b in itertools.pairwise(kept))
+    assert timing.thinned([]) == []
 
 
 def test_the_status_has_the_ladder(server):

@@ -20,8 +20,10 @@ from sglang_dynspec.policy import (
     Policy,
     Smaller,
     StepOutcome,
+    StepTiming,
 )
 
+TIMING = StepTiming(num_steps=3, batch_size=1, seconds=0.01)
 OUTCOME = StepOutcome(step=0, num_steps=3, batch_size=1, accept_lens=(2,))
 
 scripts = st.lists(st.integers(0, 3), min_size=1, max_size=60)
@@ -47,7 +49,12 @@ def test_smaller_takes_the_smallest_and_asks_all() -> None:
 )
 def test_a_combination_asks_and_tells_in_every_step(make: Callable[[Policy], Policy]) -> None:
     inner = Scripted([3, 0, 3])
+    assert not make(inner).wants_timings
+    inner.wants_timings = True
     policy = make(inner)
+    assert policy.wants_timings
+    policy.observe_timings([TIMING])
+    assert inner.timings == [TIMING]
     for _ in range(3):
         policy.decide(view())
         policy.observe(OUTCOME)

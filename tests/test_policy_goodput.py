@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_dynspec.errors import PolicyError
-from sglang_dynspec.policy import BatchView, Goodput, StepOutcome, parse_policy, policy_text
+from sglang_dynspec.policy import (
+    BatchView,
+    Goodput,
+    StepOutcome,
+    StepTiming,
+    parse_policy,
+    policy_text,
+)
 
 LADDER = (0, 3)
 
@@ -98,6 +106,63 @@ def test_it_finds_the_best_of_three():
     assert share(server.run([16] * 1500), 1) > 0.97
 
 
+def timed(seconds: Callable[[int, int], float], ladder: tuple[int, ...] = LADDER) -> Goodput:
+    policy = Goodput()
+    policy.observe_timings(
+        [
+            StepTiming(num_steps=n, batch_size=size, seconds=seconds(n, size))
+            for size in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+            for n in ladder
+        ]
+    )
+    return policy
+
+
+@pytest.mark.parametrize(("ratio", "best"), [(1.2, 3), (6.0, 0)])
+def test_timings_tell_the_mode_of_the_first_step(ratio, best):
+    # Less than a step takes in service, as timings are.
+    policy = timed(lambda n, size: 0.7 * costs(ratio)(n, size))
+    server = Clocked(policy, costs(ratio), two_of_three)
+    assert server.run([12] * 500) == [best] * 500
+
+
+def test_timings_show_the_way_to_another_batch_size():
+    # Speculation takes twice as long with up to 16 requests, from 32 on four times.
+    def seconds(n: int, size: int) -> float:
+        return costs(4.0 if size > 16 else 2.0)(n, size)
+
+    server = Clocked(timed(lambda n, size: 0.8 * seconds(n, size)), seconds, two_of_three)
+    assert share(server.run([8] * 300), 3) > 0.95
+    # The first step of the new load is decided by the last evaluation.
+    assert share(server.run([64] * 100), 0) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("plain", "speculative", "best"),
+    [(1.0, 8.0, 0), (5.0, 1.0, 3)],
+    ids=["of speculation", "of plain steps"],
+)
+def test_what_runs_outside_of_graphs_is_found_out(plain, speculative, best):
+    # As timed, a speculative step takes 2.5 times a plain one, and gains 3 tokens.
+    timing = costs(2.5)
+    server = Clocked(
+        timed(timing), lambda n, size: timing(n, size) * (speculative if n else plain), two_of_three
+    )
+    server.run([16] * 300)
+    assert share(server.run([16] * 500), best) > 0.95
+
+
+def test_timings_of_some_modes_only_are_of_use():
+    server = Clocked(
+        timed(costs(1.5), ladder=(0, 3)),
+        lambda n, size: costs(1.0 + n / 6)(n, size),
+        lambda n, drawn: min(n, 2),
+        ladder=(0, 1, 3),
+    )
+    server.run([8] * 500)
+    assert share(server.run([8] * 500), 3) > 0.9
+
+
 def test_each_load_gets_its_own_mode():
     server = Clocked(
         Goodput(), lambda n, size: costs(1.5 if size < 32 else 5.0)(n, size), two_of_three
@@ -157,6 +222,26 @@ def test_latency_counts_every_request_where_throughput_counts_tokens():
         server = Clocked(Goodput(objective), costs(2.0), uneven)
         server.run([16] * 500)
         assert share(server.run([16] * 1000), best) > 0.95, objective
+
+
+@pytest.mark.parametrize(("change_seconds", "changes"), [(0.0, True), (2.0, False)])
+def test_a_change_must_pay_back_what_it_costs(change_seconds, changes):
+    """Which mode is better changes with the load every 100 steps, by a few tenths of a second."""
+    before = [0]
+
+    def seconds(n: int, size: int) -> float:
+        change = change_seconds if n != before[0] else 0.0
+        before[0] = n
+        return costs(2.5 if size < 32 else 3.6)(n, size) + change
+
+    server = Clocked(Goodput(), seconds, two_of_three)
+    wave = [16] * 100 + [64] * 100
+    server.run(wave * 20)
+    answers = server.run(wave * 5)
+    switches = sum(a != b for a, b in itertools.pairwise(answers))
+    assert (switches >= 8) is changes
+    said = server.policy.explain()["change_seconds"]
+    assert said == pytest.approx(change_seconds, rel=0.5, abs=0.005)
 
 
 def test_no_trial_begins_while_the_batch_grows():

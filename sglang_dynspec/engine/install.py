@@ -255,14 +255,17 @@ def _time_graphs(graphs: Any, controller: Any) -> None:
         message = "sglang_dynspec: timing CUDA graphs failed; the policy learns from steps alone."
         _say(logging.WARNING, message, exc_info=error)
         return
-    if timings:
-        controller.observe_timings(timings)
-        _say(
-            logging.INFO,
-            "sglang_dynspec: CUDA graphs timed for the policy: %.1f s. %s.",
-            time.perf_counter() - started,
-            in_words(timings),
-        )
+    if not timings:
+        message = "sglang_dynspec: steps do not run from CUDA graphs throughout: none timed."
+        _say(logging.INFO, message)
+        return
+    controller.observe_timings(timings)
+    _say(
+        logging.INFO,
+        "sglang_dynspec: CUDA graphs timed for the policy: %.1f s. %s.",
+        time.perf_counter() - started,
+        in_words(timings),
+    )
 
 
 def _step_states(worker: Any, settings: Settings) -> Any:

@@ -33,6 +33,8 @@ _OTHER_CONTEXT = 0.15
 _TIMED = 0.2
 """Doubt of a mode that has only been timed at start, against one that steps have shown: some of
 what a step does runs outside of CUDA graphs."""
+_OWN_SHARE = 0.7
+"""Doubt whether a mode takes as much beyond its timing as another one does, of the log of that."""
 _TIMED_PER_OCTAVE = 0.08
 """Doubt per octave of batch size where timings show the way."""
 
@@ -275,7 +277,9 @@ class CostModel:
             return Estimate(log, doubt)
         near = min(others, key=lambda n: abs(n - num_steps))
         known = found[near]
-        return Estimate(known.log + log - self._timings[near].at(batch), known.doubt + doubt)
+        # What steps take beyond their timing is carried over; but it may be that mode's own.
+        beyond = known.log - self._timings[near].at(batch)
+        return Estimate(log + beyond, known.doubt + doubt + _OWN_SHARE * max(0.0, beyond))
 
 
 def _log_ratio(num_steps: int, batch: float) -> float:

@@ -22,6 +22,10 @@ _MEMORY = 4096
 """Draft tokens that the acceptance looks back on."""
 _DWELL = 16
 """Steps between two changes of the mode under one load, trials left out."""
+_PAYS_BACK = 64
+"""Steps within which a change of the mode must have gained what it has cost."""
+_CHANGES = 5
+"""Changes of the mode that are remembered, in what one costs."""
 _AGAIN = 8
 """Decisions for which an evaluation holds while the batch hardly changes."""
 _BELIEF = 1.5
@@ -95,8 +99,9 @@ class Goodput(Policy):
       rarer each time nothing comes of them (5 to 160 seconds of decoding), are not begun while the
       batch grows quickly, and take at most the share ``explore`` of the decode time, the first 32
       steps of trials not counted.
-    - A mode is left only for one that is better by ``margin``, and at most every 16 steps under one
-      load, because a change has its own cost and figures are noisy.
+    - A mode is left only for one that is better by ``margin``, as figures are noisy, and by what a
+      change costs over the next 64 steps: the first step after one is timed by itself. Under one
+      load it is left at most every 16 steps.
 
     A trial finds the draft's KV as the plain steps left it: with ``draft_state="skip"`` it sees
     less accepted than lasting speculation would, so that speculation comes back late.
@@ -146,10 +151,15 @@ class Goodput(Policy):
         self._tried = 0.0
         """Of these, in trials."""
         self._free = _FREE
+        self._change_seconds = 0.0
+        """What the first step after a change takes more than another."""
+        self._changes = 0
         self._batches: deque[int] = deque(maxlen=_BURST_STEPS)
         self._asked: dict[int, tuple[bool, float]] = {}
         """Of decisions whose outcome is to come: whether in a trial, and the mean context."""
         self._last: StepOutcome | None = None
+        self._from_trial = False
+        """Whether that was of a trial."""
         self._decisions = 0
         # The last evaluation: for which batch and at which decision, and what it found.
         self._batch_size = 1
@@ -233,10 +243,16 @@ class Goodput(Policy):
             return
         best = self._best()
         # A guess must promise more than what is known.
-        if self._lead(best) > self.margin + 0.5 * self._seconds[best].doubt:
+        if self._lead(best) > self.margin + self._change_log() + 0.5 * self._seconds[best].doubt:
             self._hold(best)
         elif not self._grows():
             self._consider_trial()
+
+    def _change_log(self) -> float:
+        """What a change costs, in log tokens per second over the steps that are to pay it back."""
+        assert self._held is not None
+        change = max(0.0, self._change_seconds)
+        return change and change / (_PAYS_BACK * _exp(self._seconds[self._held].log))
 
     def _other_load(self) -> bool:
         return not 1 / _BURST < self._batch_size / self._held_at < _BURST
@@ -342,6 +358,7 @@ class Goodput(Policy):
         if outcome.num_steps not in self._values:
             return  # none of ours
         last, self._last = self._last, outcome
+        came_from_trial, self._from_trial = self._from_trial, in_trial
         if outcome.num_steps > 0 and outcome.accept_lens:
             self._acceptance.add(outcome.num_steps, outcome.accept_lens, self._time)
         seconds = outcome.seconds
@@ -353,6 +370,19 @@ class Goodput(Policy):
         # The first step after a change has something of both modes.
         if last is not None and last.num_steps == outcome.num_steps:
             self._costs.add(outcome.num_steps, _size(outcome.batch_size), context, seconds)
+        elif last is not None:
+            more = self._note_change(self._seconds[outcome.num_steps], seconds)
+            if came_from_trial and not in_trial:
+                self._tried += more
+
+    def _note_change(self, usual: Estimate, seconds: float) -> float:
+        """Learn from the first step after a change, and return what it took beyond the usual."""
+        if usual.doubt > _UNSURE:
+            return 0.0
+        more = seconds - _exp(usual.log)
+        self._changes = min(_CHANGES, self._changes + 1)
+        self._change_seconds += (more - self._change_seconds) / self._changes
+        return max(0.0, more)
 
     def explain(self) -> dict[str, Any]:
         """Return the last evaluation, and what trials have taken.
@@ -360,7 +390,8 @@ class Goodput(Policy):
         ``num_steps`` is the mode in use, ``trial`` one being tried or None; ``tokens_per_second``
         is what was predicted for a decode batch of ``batch_size``, and ``doubt`` its standard
         deviation as a share, both by draft steps; ``actual_tokens_per_second`` is what the last
-        step gained (None before the first); seconds are of decoding.
+        step gained (None before the first); ``change_seconds`` is what a change of the mode costs;
+        the other seconds are of decoding.
         """
         predicted = {
             str(n): self._batch_size * _exp(value.log) for n, value in self._values.items()
@@ -372,6 +403,7 @@ class Goodput(Policy):
             "tokens_per_second": predicted,
             "actual_tokens_per_second": self._actual(),
             "doubt": {str(n): value.doubt for n, value in self._values.items()},
+            "change_seconds": max(0.0, self._change_seconds),
             "decode_seconds": self._time,
             "trial_seconds": self._tried,
         }
