@@ -95,6 +95,16 @@ def tests_between(session: nox.Session, release: str) -> None:
 
 
 @nox.session
+def contract(session: nox.Session) -> None:
+    """The names of SGLang that dynspec touches, in the wheels of all its releases, or of some.
+
+    No SGLang is installed: ``-- 0.5.24`` says what has changed in a release that is new.
+    """
+    session.install("pip", "-e", ".")
+    session.run("python", "-m", "wheels", *session.posargs, env={"PYTHONPATH": "tests"})
+
+
+@nox.session
 @nox.parametrize("release", RELEASES[-1:])
 def demo(session: nox.Session, release: str) -> None:
     """A real SGLang server under rising and falling load."""

@@ -1,10 +1,11 @@
 """The names of SGLang that dynspec wraps, calls or reads, with the reason.
 
-This is the register to look at when a new SGLang release comes out. ``probe`` holds the names
-against the SGLang that is installed, before the wrappers around its steps are set; ``probe_live``
-holds attributes against the objects of a running server, where no class declares them, before
-dynspec is in force. (Only ``Scheduler.__init__`` and ``get_internal_state`` are wrapped before: the
-one is where all this happens, the other is where its outcome shows.)
+This is the register to look at when a new SGLang release comes out, together with what each dialect
+adds for its releases. ``probe`` holds the names against the SGLang that is installed, before the
+wrappers around its steps are set; ``probe_live`` holds attributes against the objects of a running
+server, where no class declares them, before dynspec is in force. (Only ``Scheduler.__init__`` and
+``get_internal_state`` are wrapped before: the one is where all this happens, the other is where its
+outcome shows.) ``nox -s contract`` holds all of it against the sources of every release.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ class Name:
 
     Attributes:
         path: ``module:qualified.name``.
-        use: wrapped by us, called by us, or only read.
+        use: wrapped by us, called by us (or put in its place for a moment), or only read.
         why: what for.
-        parameters: parameters that it must accept, in this order, ``self`` left out.
+        parameters: parameters that it must accept, in this order, ``self`` left out. What is called
+            must need no others.
         keywords: parameters that it must accept by name.
         fields: attributes that it must declare (dataclass fields, annotations or class attributes).
     """
@@ -38,6 +40,40 @@ class Name:
     parameters: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Attributes of an object of the running server.
+
+    Attributes:
+        path: the object, by attributes from the scheduler on; its class is in ``OBJECTS``.
+        fields: attributes that it must have.
+        why: what for.
+    """
+
+    path: str
+    fields: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Attributes of objects that come and go while serving, or that dynspec can do without.
+
+    Nothing at the start of a server can show them, or should refuse it for lack of them. Only the
+    test that reads the sources of a release does.
+
+    Attributes:
+        path: the class, as ``module:qualified.name``.
+        fields: attributes that the class must declare, or its methods set on ``self``; ``a.b``
+            where they set it on an attribute of ``self``.
+        why: what for.
+    """
+
+    path: str
+    fields: tuple[str, ...]
+    why: str
 
 
 SCHEDULER_INIT = "sglang.srt.managers.scheduler:Scheduler.__init__"
@@ -53,6 +89,7 @@ STASH = "sglang.srt.managers.overlap_utils:FutureMap.stash"
 
 DECODE_BATCH_FIELDS = (
     "forward_mode",
+    "is_extend_in_batch",
     "input_ids",
     "req_pool_indices",
     "seq_lens",
@@ -93,10 +130,32 @@ COMMON: tuple[Name, ...] = (
         parameters=("batch", "batch_result"),
     ),
     Name(
-        "sglang.srt.managers.utils:GenerationBatchResult",
+        "sglang.srt.managers.io_struct:GetInternalStateReqOutput",
+        "read",
+        "what /server_info shows",
+        fields=("internal_state",),
+    ),
+    Name(
+        "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2",
+        "read",
+        "the only worker that dynspec supports",
+    ),
+    Name(
+        "sglang.srt.speculative.eagle_info:EagleDraftInput.is_draft_input",
         "call",
+        "whether a batch comes with the draft state of a decode step",
+    ),
+    Name(
+        "sglang.srt.managers.utils:GenerationBatchResult",
+        "read",
         "what the worker returns",
         fields=("next_token_ids", "logits_output", "accept_lens", "next_draft_input"),
+    ),
+    Name(
+        "sglang.srt.layers.logits_processor:LogitsProcessorOutput",
+        "read",
+        "the hidden states that the draft model consumes",
+        fields=("hidden_states",),
     ),
     Name(
         "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
@@ -122,6 +181,7 @@ COMMON: tuple[Name, ...] = (
         "whether this batch can be decoded plainly",
         fields=(
             "reqs",
+            "req_to_token_pool",
             "spec_info",
             "sampling_info",
             "has_grammar",
@@ -138,9 +198,12 @@ COMMON: tuple[Name, ...] = (
             "tp_size",
             "pp_size",
             "enable_dp_attention",
+            "attn_cp_size",
             "disaggregation_mode",
             "enable_two_batch_overlap",
+            "enable_pdmux",
             "enable_lora",
+            "enable_return_routed_experts",
         ),
     ),
     Name(
@@ -168,34 +231,112 @@ COMMON: tuple[Name, ...] = (
     Name(
         "sglang.srt.speculative.spec_info:SpeculativeAlgorithm",
         "read",
-        "NONE hides speculation from the target for a plain step",
-        fields=("NONE", "EAGLE", "EAGLE3"),
+        "NONE hides speculation from the target for a plain step; whether the server speculates",
+        fields=("NONE", "is_none"),
     ),
 )
 
-LIVE: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
+OBJECTS: dict[str, str] = {
+    "scheduler": "sglang.srt.managers.scheduler:Scheduler",
+    "scheduler.token_to_kv_pool_allocator": "sglang.srt.mem_cache.allocator:TokenToKVPoolAllocator",
+    "scheduler.tree_cache": "sglang.srt.mem_cache.radix_cache:RadixCache",
+    "scheduler.draft_worker": "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2",
+    "scheduler.draft_worker.req_to_token_pool": "sglang.srt.mem_cache.memory_pool:ReqToTokenPool",
+    "scheduler.draft_worker.target_worker": "sglang.srt.managers.tp_worker:TpModelWorker",
+    "scheduler.draft_worker.target_worker.model_runner": (
+        "sglang.srt.model_executor.model_runner:ModelRunner"
+    ),
+    "scheduler.draft_worker.draft_worker": (
+        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker"
+    ),
+    "scheduler.draft_worker.draft_worker.draft_runner": (
+        "sglang.srt.model_executor.model_runner:ModelRunner"
+    ),
+    "scheduler.draft_worker.draft_worker.draft_runner.model_config": (
+        "sglang.srt.configs.model_config:ModelConfig"
+    ),
+}
+"""The classes of the objects in ``Live``, on the servers that dynspec supports."""
+
+TARGET_RUNNER = "scheduler.draft_worker.target_worker.model_runner"
+DRAFT_WORKER = "scheduler.draft_worker.draft_worker"
+DRAFT_RUNNER = "scheduler.draft_worker.draft_worker.draft_runner"
+DRAFT_CONFIG = "scheduler.draft_worker.draft_worker.draft_runner.model_config"
+
+# What every supported release has; a dialect adds those that differ.
+LIVE: tuple[Live, ...] = (
+    Live(
+        "scheduler",
+        ("draft_worker", "server_args", "spec_algorithm", "is_hybrid_ssm", "is_hybrid_swa"),
+        "whether the server is one that dynspec supports (engine/support.py)",
+    ),
+    Live("scheduler", ("page_size",), "whether the server is one that dynspec supports"),
+    Live(
         "scheduler",
         (
             "waiting_queue",
             "running_batch",
             "max_running_requests",
-            "req_to_token_pool",
-            "server_args",
-            "page_size",
             "tree_cache",
+            "token_to_kv_pool_allocator",
         ),
+        "what a policy sees",
     ),
-    ("scheduler.token_to_kv_pool_allocator", ("available_size", "size")),
-    ("scheduler.tree_cache", ("evictable_size",)),
-    (
+    Live("scheduler.token_to_kv_pool_allocator", ("available_size", "size"), "KV use"),
+    Live("scheduler.tree_cache", ("evictable_size",), "KV use"),
+    Live("scheduler.draft_worker", ("topk", "plan_stream"), "whether dynspec supports them"),
+    Live(
         "scheduler.draft_worker",
         ("target_worker", "draft_worker", "req_to_token_pool", "speculative_num_steps", "device"),
+        "what a plain step runs with",
     ),
-    ("scheduler.draft_worker.draft_worker", ("speculative_num_draft_tokens", "draft_runner")),
-    ("scheduler.draft_worker.target_worker.model_runner", ("spec_algorithm", "attn_backend")),
+    Live("scheduler.draft_worker.req_to_token_pool", ("req_to_token",), "the slots of a step"),
+    Live("scheduler.draft_worker.target_worker", ("model_runner",), "the target"),
+    Live(
+        TARGET_RUNNER,
+        ("spec_algorithm", "attn_backend", "device"),
+        "the target as it is without speculation",
+    ),
+    Live(
+        DRAFT_WORKER,
+        ("speculative_num_draft_tokens", "draft_runner"),
+        "the draft's step after a plain one",
+    ),
+    Live(
+        DRAFT_RUNNER,
+        ("attn_backend", "model_config"),
+        "the draft's step after a plain one, and the shape of its proposals",
+    ),
+    Live(DRAFT_CONFIG, ("dtype",), "the shape of proposals"),
 )
-"""Attributes that objects of a running server must have, on every supported release."""
+
+INSTANCES: tuple[Instance, ...] = (
+    Instance(
+        "sglang.srt.sampling.penaltylib.orchestrator:BatchedPenalizerOrchestrator",
+        ("is_required",),
+        "whether a batch has penalties, which plain decode does not do yet",
+    ),
+    Instance(
+        "sglang.srt.model_executor.model_runner:ModelRunner",
+        ("init_new_workspace",),
+        "restored after the attention of the decode graphs has been made",
+    ),
+    Instance(
+        "sglang.srt.layers.attention.flashinfer_backend:FlashInferAttnBackend",
+        ("skip_prefill",),
+        "the attention of the decode graphs needs no masks of verification",
+    ),
+    Instance(
+        "sglang.srt.layers.attention.triton_backend:TritonAttnBackend",
+        ("skip_prefill",),
+        "the attention of the decode graphs needs no masks of verification",
+    ),
+    Instance(
+        "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker",
+        ("draft_extend_attn_backend", "cuda_graph_runner_for_draft_extend"),
+        "the draft's step after a plain one, and the timing of its graphs",
+    ),
+)
 
 
 def probe(names: Iterable[Name]) -> list[str]:
@@ -207,24 +348,22 @@ def probe(names: Iterable[Name]) -> list[str]:
     return [problem for name in names for problem in _problems(name)]
 
 
-def probe_live(scheduler: Any, attributes: Iterable[tuple[str, tuple[str, ...]]]) -> list[str]:
+def probe_live(scheduler: Any, entries: Iterable[Live]) -> list[str]:
     """Hold attributes against the objects of a running server.
 
     Args:
         scheduler: SGLang's Scheduler.
-        attributes: paths of objects from the scheduler on, and what each must have.
+        entries: what its objects must have.
 
     Returns:
-        A sentence for each object that lacks some; empty when all is as the table says.
+        A sentence for each entry whose object lacks some; empty when all is as the table says.
     """
-    problems = []
-    for path, names in attributes:
+    problems: list[str] = []
+    for entry in entries:
         found = scheduler
-        for part in path.split(".")[1:]:
+        for part in entry.path.split(".")[1:]:
             found = getattr(found, part, None)
-        missing = [name for name in names if not hasattr(found, name)]
-        if missing:
-            problems.append(f"{path} has no {', '.join(missing)}")
+        problems += lacking(entry.path, (f for f in entry.fields if not hasattr(found, f)))
     return problems
 
 
@@ -242,26 +381,58 @@ def resolve(path: str) -> Any:
     return found
 
 
+def signature_problems(name: Name, signature: inspect.Signature) -> list[str]:
+    """Hold what a name is to accept against what it takes, its ``self`` aside."""
+    takes = {n: p for n, p in signature.parameters.items() if n != "self"}
+    passed = {*name.parameters, *name.keywords}
+    problems = []
+    if tuple(takes)[: len(name.parameters)] != name.parameters:
+        expected = ", ".join((*name.parameters, "..."))
+        problems.append(f"{name.path} takes ({', '.join(takes)}), expected ({expected})")
+    if lacks := [k for k in name.keywords if k not in takes]:
+        problems.append(f"{name.path} does not take {', '.join(lacks)}")
+    # A wrapper passes on whatever SGLang passes; only what we call ourselves can lack an argument.
+    needs = [n for n, p in takes.items() if _is_needed(p) and n not in passed]
+    if needs and name.use == "call":
+        problems.append(f"{name.path} needs {', '.join(needs)}, which dynspec does not pass")
+    return problems
+
+
+def inherited(name: Name) -> list[str]:
+    """The sentence about a name that its class has from another: such a one cannot be wrapped."""
+    return [f"{name.path} is inherited, expected in the class itself"]
+
+
+def lacking(what: str, missing: Iterable[str]) -> list[str]:
+    """The sentence about attributes that something lacks; none if there are none."""
+    names = ", ".join(missing)
+    return [f"{what} has no {names}"] if names else []
+
+
 def _problems(name: Name) -> list[str]:
     try:
         found = resolve(name.path)
     except (ImportError, AttributeError) as error:
         return [f"{name.path} is not there ({error})"]
-    return _parameter_problems(name, found) + _field_problems(name, found)
+    problems = lacking(name.path, _undeclared(name, found))
+    if name.use == "wrap" and not _is_own(name):
+        problems += inherited(name)
+    if name.use == "call" or name.parameters or name.keywords:
+        problems += signature_problems(name, inspect.signature(found))
+    return problems
 
 
-def _parameter_problems(name: Name, found: Any) -> list[str]:
-    if not name.parameters and not name.keywords:
-        return []
-    has = [p for p in inspect.signature(found).parameters if p != "self"]
-    fits = tuple(has[: len(name.parameters)]) == name.parameters
-    if fits and set(name.keywords) <= set(has):
-        return []
-    expected = ", ".join((*name.parameters, "...", *name.keywords))
-    return [f"{name.path} takes ({', '.join(has)}), expected ({expected})"]
+def _is_own(name: Name) -> bool:
+    owner, _, attribute = name.path.rpartition(".")
+    return attribute in vars(resolve(owner))
 
 
-def _field_problems(name: Name, found: Any) -> list[str]:
+def _is_needed(parameter: inspect.Parameter) -> bool:
+    packed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and parameter.kind not in packed
+
+
+def _undeclared(name: Name, found: Any) -> list[str]:
     if not name.fields:
         return []
     declared: set[str] = set()
@@ -270,5 +441,4 @@ def _field_problems(name: Name, found: Any) -> list[str]:
     for cls in found.__mro__:
         declared.update(inspect.get_annotations(cls))
         declared.update(vars(cls))
-    missing = [f for f in name.fields if f not in declared]
-    return [f"{name.path} has no {', '.join(missing)}"] if missing else []
+    return [f for f in name.fields if f not in declared]

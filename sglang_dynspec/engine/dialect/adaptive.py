@@ -5,36 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dynspec.engine.contract import Name
-
-NAMES: tuple[Name, ...] = (
-    Name(
-        "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.build_adaptive_runtime_state",
-        "call",
-        "draft steps between none and all",
-        parameters=("speculative_num_steps", "speculative_num_draft_tokens"),
-    ),
-    Name(
-        "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2._override_worker_state",
-        "call",
-        "graphs for another number of draft steps",
-        parameters=("speculative_num_steps", "speculative_num_draft_tokens"),
-    ),
-    Name(
-        "sglang.srt.speculative.adaptive_runtime_state:SpecRuntimeState",
-        "read",
-        "what a step with fewer draft steps needs",
-        fields=(
-            "draft_attn_backend",
-            "cuda_graph_runner",
-            "target_attn_backend",
-            "target_graph_runner",
-            "draft_extend_attn_backend",
-            "cuda_graph_runner_for_draft_extend",
-        ),
-    ),
-)
-
 
 def state(
     worker: Any, num_steps: int, *, graph_runner: str, extend_runs_on_runner: bool

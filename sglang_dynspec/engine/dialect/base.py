@@ -13,7 +13,7 @@ from sglang.srt.layers.moe.utils import (
     speculative_moe_backend_context,
 )
 
-from sglang_dynspec.engine.contract import Name
+from sglang_dynspec.engine.contract import Instance, Live, Name
 from sglang_dynspec.engine.dialect import adaptive
 
 # Attributes of SGLang's draft worker.
@@ -37,8 +37,10 @@ class Dialect(ABC):
     """What this family has beyond ``contract.COMMON``."""
     batch_parameter: ClassVar[str]
     """Name of the batch among the parameters of ``forward_batch_generation``."""
-    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]]
-    """Attributes of the running server's objects, see ``contract.LIVE``, that this family has."""
+    live: ClassVar[tuple[Live, ...]]
+    """What objects of the running server have in this family beyond ``contract.LIVE``."""
+    instances: ClassVar[tuple[Instance, ...]]
+    """What other objects have in this family beyond ``contract.INSTANCES``."""
     has_relay: ClassVar[bool] = False
     """Whether FutureMap relays by pool index, as from 0.5.13 (see ``relay``)."""
     graph_runner: ClassVar[str]

@@ -10,44 +10,12 @@ from typing import Any, ClassVar
 import torch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-from sglang_dynspec.engine.contract import DECODE_BATCH_FIELDS, FORWARD, Name
-from sglang_dynspec.engine.dialect import adaptive, graphs
+from sglang_dynspec.engine.contract import Instance, Live, Name
+from sglang_dynspec.engine.dialect import graphs, names
 from sglang_dynspec.engine.dialect.base import Dialect, blank_proposals, pad_rows
 from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
-
-
-FROM_0_5_9: tuple[Name, ...] = (
-    Name(FORWARD, "wrap", "routed by the decision", parameters=("model_worker_batch",)),
-    Name(
-        "sglang.srt.managers.schedule_batch:ModelWorkerBatch",
-        "read",
-        "the decode batch at the worker's door",
-        fields=(*DECODE_BATCH_FIELDS, "capture_hidden_mode"),
-    ),
-    Name(
-        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
-        "call",
-        "the plain decode itself",
-        parameters=("model_worker_batch",),
-    ),
-    Name(
-        "sglang.srt.model_executor.cuda_graph_runner:CudaGraphRunner",
-        "call",
-        "graphs of plain decode",
-        parameters=("model_runner",),
-    ),
-)
-
-
-def _draft_input(pending_field: str) -> Name:
-    return Name(
-        "sglang.srt.speculative.eagle_info:EagleDraftInput",
-        "call",
-        "the draft state of the next step",
-        fields=("topk_p", "topk_index", "hidden_states", pending_field, "new_seq_lens"),
-    )
 
 
 class ModelWorkerBatchDialect(Dialect):
@@ -58,13 +26,19 @@ class ModelWorkerBatchDialect(Dialect):
     graph_runner = "graph_runner"
     pending_field: ClassVar[str] = "verified_id"
     """Field of EagleDraftInput with the tokens that the target has not seen yet."""
-    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
-        ("scheduler.draft_worker.target_worker.model_runner", ("graph_runner",)),
-        ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
+    live: ClassVar[tuple[Live, ...]] = (
+        *names.ONE_GRAPH_RUNNER_LIVE,
+        *names.LAYOUT_BY_GROUP_LIVE,
+        names.HIDDEN_SIZE,
+    )
+    instances: ClassVar[tuple[Instance, ...]] = (
+        *names.LENGTHS_ON_REQUEST,
+        names.ONE_GRAPH_RUNNER,
     )
     contract: ClassVar[tuple[Name, ...]] = (
-        *FROM_0_5_9,
-        _draft_input("verified_id"),
+        *names.MODEL_WORKER_BATCH,
+        names.LAYOUT_BY_GROUP,
+        names.VERIFIED_ID,
     )
 
     def context_tokens(self, batch: Any) -> int:
@@ -134,15 +108,15 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
     times_graphs = True
     pending_field: ClassVar[str] = "bonus_tokens"
     contract: ClassVar[tuple[Name, ...]] = (
-        *FROM_0_5_9,
-        _draft_input("bonus_tokens"),
-        Name(
-            "sglang.srt.managers.utils:GenerationBatchResult",
-            "call",
-            "what the scheduler reads back beyond 0.5.11",
-            fields=("speculative_num_draft_tokens",),
-        ),
-        *adaptive.NAMES,
+        *names.MODEL_WORKER_BATCH,
+        names.LAYOUT_BY_GROUP,
+        names.BONUS_TOKENS,
+        *names.FROM_0_5_12,
+    )
+    instances: ClassVar[tuple[Instance, ...]] = (
+        *ModelWorkerBatchDialect.instances,
+        *names.INSTANCES_FROM_0_5_12,
+        *names.GRAPHS_BY_SIZE,
     )
 
     def set_result(

@@ -11,16 +11,8 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-from sglang_dynspec.engine.contract import (
-    DECODE_BATCH_FIELDS,
-    FORWARD,
-    RESOLVE_EXTRAS,
-    RESOLVE_LENGTHS,
-    RUN_BATCH,
-    STASH,
-    Name,
-)
-from sglang_dynspec.engine.dialect import adaptive, graphs
+from sglang_dynspec.engine.contract import Instance, Live, Name
+from sglang_dynspec.engine.dialect import graphs, names
 from sglang_dynspec.engine.dialect.base import (
     EXTEND_BACKEND,
     EXTEND_GRAPHS,
@@ -31,56 +23,6 @@ from sglang_dynspec.engine.dialect.base import (
 from sglang_dynspec.engine.temporarily import temporarily
 
 _committed_len = attrgetter("kv_committed_len")
-
-
-FROM_0_5_13: tuple[Name, ...] = (
-    Name(FORWARD, "wrap", "routed by the decision", parameters=("batch", "on_publish")),
-    Name(
-        "sglang.srt.managers.schedule_batch:ScheduleBatch",
-        "read",
-        "the decode batch at the worker's door",
-        fields=DECODE_BATCH_FIELDS,
-    ),
-    Name(
-        "sglang.srt.speculative.eagle_info:EagleDraftInput",
-        "call",
-        "the draft state of the next step",
-        fields=("topk_p", "topk_index", "hidden_states", "bonus_tokens", "future_indices"),
-    ),
-    Name(
-        "sglang.srt.managers.utils:GenerationBatchResult",
-        "call",
-        "what the scheduler reads back beyond 0.5.9",
-        fields=("new_seq_lens", "speculative_num_draft_tokens"),
-    ),
-    Name(
-        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
-        "call",
-        "the plain decode itself",
-        parameters=("batch",),
-    ),
-    Name(RUN_BATCH, "wrap", "lengths after a plain step", parameters=("batch",)),
-    Name(RESOLVE_EXTRAS, "wrap", "only pending tokens are needed", parameters=("batch",)),
-    Name(RESOLVE_LENGTHS, "wrap", "lengths are known", parameters=("batch",)),
-    Name(STASH, "wrap", "only pending tokens are kept", parameters=("future_indices", "payload")),
-    *adaptive.NAMES,
-)
-
-
-FROM_0_5_16: tuple[Name, ...] = (
-    Name(
-        "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation",
-        "call",
-        "hidden states are kept or not",
-        keywords=("capture_hidden_mode",),
-    ),
-    Name(
-        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
-        "read",
-        "what plain decode would have to sample with beyond 0.5.9",
-        fields=("return_sampling_masks",),
-    ),
-)
 
 
 class ScheduleBatchDialect(Dialect):
@@ -95,22 +37,19 @@ class ScheduleBatchDialect(Dialect):
     extend_runs_on_runner = True
     capture_draft_graphs: ClassVar[str] = "_capture_cuda_graphs"
     """Method of the draft worker."""
-    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
-        (
-            "scheduler.draft_worker.target_worker.model_runner",
-            ("decode_cuda_graph_runner", "war_fastpath_read_done_event"),
-        ),
-        ("scheduler.draft_worker", ("war_fastpath_runner",)),
-        ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
+    live: ClassVar[tuple[Live, ...]] = (
+        *names.LIVE_FROM_0_5_14,
+        *names.LAYOUT_BY_GROUP_LIVE,
+        *names.READ_DONE_TO_0_5_17,
+    )
+    instances: ClassVar[tuple[Instance, ...]] = (
+        *names.INSTANCES_FROM_0_5_17,
+        *names.LENGTHS_ON_REQUEST,
     )
     contract: ClassVar[tuple[Name, ...]] = (
-        *FROM_0_5_13,
-        *FROM_0_5_16,
-        Name(
-            "sglang.srt.model_executor.model_runner:ModelRunner._decode_cuda_graph_runner_cls",
-            "call",
-            "graphs of plain decode",
-        ),
+        *names.FROM_0_5_17,
+        names.LAYOUT_BY_GROUP,
+        names.WIDTH_FROM_ARGUMENTS,
     )
 
     def blocked(self, batch: Any) -> str | None:

@@ -8,49 +8,27 @@ from typing import Any, ClassVar
 
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 
-from sglang_dynspec.engine.contract import Name
-from sglang_dynspec.engine.dialect import graphs
+from sglang_dynspec.engine.contract import Instance, Live, Name
+from sglang_dynspec.engine.dialect import graphs, names
 from sglang_dynspec.engine.dialect.base import Dialect
-from sglang_dynspec.engine.dialect.schedule_batch import (
-    FROM_0_5_13,
-    FROM_0_5_16,
-    ScheduleBatchDialect,
-)
+from sglang_dynspec.engine.dialect.schedule_batch import ScheduleBatchDialect
 from sglang_dynspec.engine.temporarily import temporarily
-
-
-def _graph_runner(path: str) -> Name:
-    return Name(
-        path,
-        "call",
-        "graphs of plain decode",
-        parameters=("model_runner",),
-        keywords=("attn_backend", "speculative_num_steps", "speculative_num_draft_tokens"),
-    )
-
-
-_DECODE_GRAPHS = _graph_runner(
-    "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
-)
-_GRAPHS = _graph_runner("sglang.srt.model_executor.cuda_graph_runner:CudaGraphRunner")
-_MODE_ON_BATCH = Name(
-    "sglang.srt.managers.schedule_batch:ScheduleBatch",
-    "read",
-    "asks for the hidden states of one forward",
-    fields=("capture_hidden_mode",),
-)
-_DRAFT_DECODE_BACKEND = Name(
-    "sglang.srt.speculative.draft_utils:DraftBackendFactory.create_decode_backend",
-    "call",
-    "left out while graphs for 0 draft steps are captured",
-)
 
 
 class DerivedModeDialect(ScheduleBatchDialect):
     """0.5.16: a graph runner has its mode of hidden states elsewhere."""
 
     family = "0.5.16"
-    contract: ClassVar[tuple[Name, ...]] = (*FROM_0_5_13, *FROM_0_5_16, _DECODE_GRAPHS)
+    contract: ClassVar[tuple[Name, ...]] = (
+        *names.FROM_0_5_16,
+        names.LAYOUT_BY_GROUP,
+        names.WIDTH_FROM_ARGUMENTS,
+    )
+    instances: ClassVar[tuple[Instance, ...]] = (
+        *names.INSTANCES_FROM_0_5_16,
+        *names.LENGTHS_ON_REQUEST,
+        names.RECAPTURING,
+    )
 
     def graph_runner_class(self, model_runner: Any, mode: CaptureHiddenMode) -> Any:
         from sglang.srt.model_executor.runner.decode_cuda_graph_runner import DecodeCudaGraphRunner
@@ -62,7 +40,16 @@ class ModeOnBatchDialect(DerivedModeDialect):
     """0.5.14 and 0.5.15: hidden states are asked for on the batch, for one forward."""
 
     family = "0.5.14 to 0.5.15"
-    contract: ClassVar[tuple[Name, ...]] = (*FROM_0_5_13, _MODE_ON_BATCH, _DECODE_GRAPHS)
+    contract: ClassVar[tuple[Name, ...]] = (
+        *names.FROM_0_5_14,
+        names.LAYOUT_BY_GROUP,
+        names.MODE_ON_BATCH,
+    )
+    instances: ClassVar[tuple[Instance, ...]] = (
+        *names.INSTANCES_FROM_0_5_14,
+        *names.LENGTHS_ON_REQUEST,
+        names.RECAPTURING,
+    )
 
     def one_token_graphs(self) -> AbstractContextManager[Any]:
         return nullcontext()  # SGLang's override is enough
@@ -84,14 +71,21 @@ class WholeForwardBarrierDialect(ModeOnBatchDialect):
     extend_runs_on_runner = False
     capture_draft_graphs: ClassVar[str] = "init_cuda_graphs"
     contract: ClassVar[tuple[Name, ...]] = (
-        *FROM_0_5_13,
-        _MODE_ON_BATCH,
-        _GRAPHS,
-        _DRAFT_DECODE_BACKEND,
+        *names.FROM_0_5_13,
+        *names.OF_0_5_13,
+        names.LAYOUT_BY_GROUP,
+        names.MODE_ON_BATCH,
     )
-    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
-        ("scheduler.draft_worker.target_worker.model_runner", ("graph_runner",)),
-        ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
+    live: ClassVar[tuple[Live, ...]] = (
+        *names.LIVE_FROM_0_5_13,
+        *names.ONE_GRAPH_RUNNER_LIVE,
+        *names.LAYOUT_BY_GROUP_LIVE,
+    )
+    instances: ClassVar[tuple[Instance, ...]] = (
+        *names.INSTANCES_FROM_0_5_13,
+        *names.LENGTHS_ON_REQUEST,
+        *names.GRAPHS_BY_SIZE,
+        names.ONE_GRAPH_RUNNER,
     )
 
     def graph_runner_class(self, model_runner: Any, mode: CaptureHiddenMode) -> Any:

@@ -7,28 +7,23 @@ from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from sglang_dynspec.engine.contract import Name
+from sglang_dynspec.engine.contract import Instance, Live, Name
+from sglang_dynspec.engine.dialect import names
 from sglang_dynspec.engine.dialect.schedule_batch import ScheduleBatchDialect
 
 _committed_len = attrgetter("kv.kv_committed_len")
-
-_SHARED_READS = (
-    (
-        "scheduler.draft_worker.target_worker.model_runner",
-        ("decode_cuda_graph_runner", "shared_read_done_event"),
-    ),
-    ("scheduler.draft_worker", ("last_shared_read_runner",)),
-)
 
 
 class SharedReadDialect(ScheduleBatchDialect):
     """0.5.18: the event after which the scheduler may write again is called otherwise."""
 
     family = "0.5.18"
-    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
-        *_SHARED_READS,
-        ("scheduler.draft_worker.draft_worker", ("draft_tp_context",)),
+    live: ClassVar[tuple[Live, ...]] = (
+        *names.LIVE_FROM_0_5_14,
+        *names.LAYOUT_BY_GROUP_LIVE,
+        *names.READ_DONE_FROM_0_5_18,
     )
+    contract: ClassVar[tuple[Name, ...]] = (*names.FROM_0_5_17, names.LAYOUT_BY_GROUP)
 
     def publish_read_done(self, worker: Any) -> None:
         runner = worker.target_worker.model_runner
@@ -43,6 +38,10 @@ class LengthsOnKvDialect(SharedReadDialect):
     """0.5.20: a request's lengths are on its `kv`."""
 
     family = "0.5.20"
+    instances: ClassVar[tuple[Instance, ...]] = (
+        *names.INSTANCES_FROM_0_5_17,
+        *names.LENGTHS_ON_KV,
+    )
 
     def context_tokens(self, batch: Any) -> int:
         return sum(map(_committed_len, batch.reqs))
@@ -54,24 +53,12 @@ class WatermarkDialect(LengthsOnKvDialect):
     family = "0.5.22"
     draft_layout: ClassVar[str] = "draft_owns_attention"
     """Attribute of the draft worker that the draft's context takes."""
-    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
-        *_SHARED_READS,
-        ("scheduler.draft_worker.draft_worker", ("draft_owns_attention",)),
+    live: ClassVar[tuple[Live, ...]] = (
+        *names.LIVE_FROM_0_5_14,
+        *names.READ_DONE_FROM_0_5_18,
+        names.layout_in("draft_owns_attention"),
     )
-    contract: ClassVar[tuple[Name, ...]] = (
-        *ScheduleBatchDialect.contract,
-        Name(
-            "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
-            "read",
-            "what plain decode would have to sample with beyond 0.5.17",
-            fields=("has_watermark_candidates",),
-        ),
-        Name(
-            "sglang.srt.speculative.spec_utils:draft_tp_context",
-            "call",
-            "the draft model's own parallel layout",
-        ),
-    )
+    contract: ClassVar[tuple[Name, ...]] = (*names.FROM_0_5_22, names.layout_by("owns_attention"))
 
     def blocked(self, batch: Any) -> str | None:
         if batch.sampling_info.has_watermark_candidates:
@@ -91,7 +78,9 @@ class OwnDraftLayoutDialect(WatermarkDialect):
 
     family = "0.5.23"
     draft_layout: ClassVar[str] = "parallel_layout"
-    live: ClassVar[tuple[tuple[str, tuple[str, ...]], ...]] = (
-        *_SHARED_READS,
-        ("scheduler.draft_worker.draft_worker", ("parallel_layout",)),
+    live: ClassVar[tuple[Live, ...]] = (
+        *names.LIVE_FROM_0_5_14,
+        *names.READ_DONE_FROM_0_5_18,
+        names.layout_in("parallel_layout"),
     )
+    contract: ClassVar[tuple[Name, ...]] = (*names.FROM_0_5_22, names.layout_by("layout"))
