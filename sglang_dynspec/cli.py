@@ -35,7 +35,7 @@ class Command:
 COMMANDS = (
     Command(
         "doctor",
-        "say whether a server started from here will run with dynspec, and what is in the way",
+        "say what keeps a server from running with dynspec, if anything",
         "sglang_dynspec.doctor.command",
         passes_on="SGLang server arguments",
     ),

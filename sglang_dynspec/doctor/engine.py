@@ -3,6 +3,7 @@ expected, who else has wrapped it, and whether a server's arguments go together 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -125,7 +126,10 @@ def _arguments(told: Mapping[str, Any]) -> Iterator[Finding]:
     yield _accepted(found)
     for refusal in found["refusals"]:
         says, _, fix = refusal.partition("; ")
-        yield Finding("arguments.supported", "blocking", says, fix or "start the server without it")
+        argument = re.search(r"\((--\S+) is ", says)
+        if not fix and argument:
+            fix = f"start the server without {argument[1]}"
+        yield Finding("arguments.supported", "blocking", says, fix or None)
     if not found["refusals"]:
         yield Finding("arguments.supported", "ok", "nothing that dynspec does not go together with")
     yield from _conflicts(found)

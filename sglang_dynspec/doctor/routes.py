@@ -183,13 +183,12 @@ def _copies(start: _Start) -> Iterator[Finding]:
 
 def _plugin(environ: Mapping[str, str]) -> Finding:
     check = "routes.plugin"
-    if not _has_plugins():
-        return Finding(
-            check,
-            "note",
-            "this SGLang has no plugin mechanism, which came with 0.5.11",
-            details={"available": False, "filter": None},
-        )
+    folder = _sglang()
+    if folder is None or not Path(folder, "srt", "plugins", "__init__.py").is_file():
+        says = "this SGLang has no plugin mechanism, which came with 0.5.11"
+        if folder is None:
+            says = "without SGLang there is no plugin mechanism"
+        return Finding(check, "note", says, details={"available": False, "filter": None})
     wanted = environ.get(PLUGIN_FILTER, "")
     details = {"available": True, "filter": wanted or None}
     if not any(point.name == PLUGIN for point in entry_points(group=PLUGIN_GROUP)):
@@ -213,11 +212,10 @@ def _plugin(environ: Mapping[str, str]) -> Finding:
     )
 
 
-def _has_plugins() -> bool:
-    # Without importing SGLang, which takes long.
+def _sglang() -> str | None:
+    """The folder of the package, without importing it, which takes long."""
     spec = importlib.util.find_spec("sglang")
-    folders = (spec and spec.submodule_search_locations) or ()
-    return any(Path(folder, "srt", "plugins", "__init__.py").is_file() for folder in folders)
+    return next(iter((spec and spec.submodule_search_locations) or ()), None)
 
 
 def _launch_script() -> Finding:

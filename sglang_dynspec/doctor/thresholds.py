@@ -31,8 +31,8 @@ def _unreached(policy: Policy, most: int, num_steps: int) -> tuple[str, str] | N
     verified = most * (num_steps + 1)
     if isinstance(policy, TokenBudget) and policy.max_tokens >= verified:
         return (
-            f"{policy_text(policy)} always has room for all {num_steps} draft steps, because {limit}, which "
-            f"verify {verified} tokens a step",
+            f"{policy_text(policy)} always has room for all {num_steps} draft steps: {limit}, "
+            f"and verifies {verified} tokens in a step of all",
             f"raise --max-running-requests above {policy.max_tokens // (num_steps + 1)}, or lower "
             f"max_tokens below {verified}",
         )

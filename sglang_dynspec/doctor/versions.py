@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import sglang_dynspec
@@ -48,13 +49,15 @@ def _sglang() -> Finding:
         if release not in SUPPORTED:
             select(release)  # which says so
     except UnsupportedError as error:
-        where = f"for {sys.executable}" if full is None else ""
-        fix = (
-            f"install SGLang {SUPPORTED[-1]} {where}".rstrip()
-            + ", or run doctor with the Python that runs your SGLang"
-        )
-        return Finding("versions.sglang", "blocking", str(error), fix, details)
+        fix = f"install SGLang {SUPPORTED[-1]}, or run doctor with the Python that runs your SGLang"
+        return Finding("versions.sglang", "blocking", _says(error), fix, details)
     return Finding("versions.sglang", "ok", f"{full}, which is supported", details=details)
+
+
+def _says(error: UnsupportedError) -> str:
+    if find_spec("sglang") is None:
+        return f"SGLang is not installed for {sys.executable}"
+    return str(error)
 
 
 def _torch() -> Finding:

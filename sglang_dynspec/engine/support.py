@@ -94,7 +94,7 @@ _SPEC_V2 = (
 def _wrong_worker(worker: type) -> str:
     return (
         f"speculation runs through {worker.__name__}, and only EAGLEWorkerV2 is "
-        "supported: --speculative-algorithm EAGLE or EAGLE3, up to SGLang 0.5.12 with the "
+        "supported; use --speculative-algorithm EAGLE or EAGLE3, up to SGLang 0.5.12 with the "
         "overlap scheduler, and up to 0.5.10 with SGLANG_ENABLE_SPEC_V2=1"
     )
 
