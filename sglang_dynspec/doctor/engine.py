@@ -144,11 +144,11 @@ def _accepted(found: Mapping[str, Any]) -> Finding:
     if found["unresolved"] is None:
         says = f"SGLang accepts them; it runs at most {found['max_running_requests']} requests"
         return Finding(ARGUMENTS, "ok", says, details=details)
+    because = "the model cannot be read" if found["no_model"] else "SGLang fails on them"
     return Finding(
         ARGUMENTS,
-        "note",
-        "SGLang could not work out what they mean for the model, so that they are checked as they "
-        f"are written: {found['unresolved']}",
+        "note" if found["no_model"] else "warning",
+        f"checked only as they are written, because {because} here: {found['unresolved']}",
         "run doctor where the model and the device are",
         details,
     )

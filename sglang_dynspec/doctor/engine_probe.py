@@ -75,6 +75,7 @@ def _arguments(words: Sequence[str], builds_steps: bool) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "unusable": None,
         "unresolved": read.unresolved,
+        "no_model": read.no_model,
         "refusals": support.refusals_ahead(read.values),
         "max_running_requests": read.max_running_requests,
         "num_steps": num_steps,

@@ -24,8 +24,10 @@ class ServerArguments:
     values: Any
     """SGLang's ServerArgs, or on releases where that keeps only what was given, a view of what
     SGLang has made of it."""
-    unresolved: str | None
+    unresolved: str | None = None
     """Why the values are only those given, without what SGLang makes of them; else None."""
+    no_model: bool = False
+    """Whether that is because the model's files cannot be read from here."""
 
     @property
     def max_running_requests(self) -> int:
@@ -36,22 +38,25 @@ class ServerArguments:
 def read(words: Sequence[str]) -> ServerArguments:
     """Read a server's command line.
 
-    What depends on the model (its configuration file is looked at, its weights are not) may be out
-    of reach here; then the arguments are as they were given.
+    What depends on the model (its configuration file is looked at, its weights are not) or on the
+    device may be out of reach here; then the arguments are as they were given.
 
     Raises:
         ConfigError: SGLang does not accept the command line.
     """
-    record = None
     try:
         record = _parsed(words)
-        return ServerArguments(_resolved(record), None)
+        values = _resolved(record)
     except ConfigError:
         raise
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        reason = f"{type(error).__name__}: {lines[0]}"
-    return ServerArguments(_parsed([*words, *_NO_MODEL]), reason)
+        given = _parsed([*words, *_NO_MODEL])
+        return ServerArguments(given, _shown(error), isinstance(error, OSError))
+    try:
+        record.check_server_args()  # as SGLang does before it starts a process
+    except Exception as error:
+        raise _refused(_shown(error)) from error
+    return ServerArguments(values)
 
 
 def _parsed(words: Sequence[str]) -> Any:
@@ -64,11 +69,8 @@ def _parsed(words: Sequence[str]) -> Any:
             return prepare_server_args(list(words))
     except SystemExit:
         _, found, reason = said.getvalue().rpartition("error: ")
-        shown = reason.strip() if found else "they ask for help instead of a server"
-        raise ConfigError(
-            f"SGLang does not accept the server arguments {' '.join(words)!r}: {shown}; give "
-            "those that follow `python -m sglang.launch_server`"
-        ) from None
+        asks = "they ask for help instead of a server"
+        raise _refused(reason.strip() if found else asks) from None
 
 
 def _resolved(record: Any) -> Any:
@@ -80,3 +82,15 @@ def _resolved(record: Any) -> Any:
 
     record.resolve_once()
     return resolving_view(record)
+
+
+def _refused(reason: str) -> ConfigError:
+    return ConfigError(
+        f"SGLang does not accept the server arguments: {reason}; correct them, and give what "
+        "follows `python -m sglang.launch_server`"
+    )
+
+
+def _shown(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0]}"
