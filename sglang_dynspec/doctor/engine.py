@@ -33,7 +33,8 @@ def check(
         job = {"arguments": list(arguments)}
         told = children.ask(_SOURCE, job, environ=environ, timeout=timeout).spawned
     except children.ChildError as error:
-        yield Finding("sglang.import", "blocking", str(error), "see that SGLang can be imported")
+        says, _, fix = str(error).partition("; ")
+        yield Finding("sglang.import", "blocking", says, fix or "see that SGLang can be imported")
         return
     if told["import_error"] is not None:
         yield Finding(

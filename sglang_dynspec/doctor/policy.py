@@ -57,7 +57,8 @@ def check_policy(settings: Settings, environ: Mapping[str, str], timeout: float)
     try:
         told = children.ask(_SOURCE, job, environ=environ, timeout=timeout).spawned
     except children.ChildError as error:
-        return Finding(check, "blocking", f"{name}: {error}", "see what it printed")
+        says, _, fix = str(error).partition("; ")
+        return Finding(check, "blocking", f"{name}: {says}", fix or "see what it printed")
     details = {"policy": name, "working_directory_needed": told["needs_cwd"]}
     if told["error"] is not None:
         return Finding(
