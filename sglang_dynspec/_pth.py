@@ -15,7 +15,7 @@ def pth_files() -> list[Path]:
 
 
 def skipped_pth_files() -> list[Path]:
-    """Return the files that it does not run, because a flag says so (-S, -s, -I)."""
+    """Return the files that it leaves out, by a flag (-S, -s, -I) or in a virtual environment."""
     in_effect = pth_files()
     return [path for path in _in(_folders(user=True)) if path not in in_effect]
 

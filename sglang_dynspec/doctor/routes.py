@@ -115,7 +115,7 @@ def _interpreter_start(start: _Start, *, otherwise: bool) -> Finding:
     check = "routes.interpreter_start"
     details = {"fresh": start.fresh["armed"], "spawned": start.spawned["armed"], "by": None}
     if start.armed:
-        by = [*pth_files(), *start.sitecustomize][0]
+        by = next(iter([*pth_files(), *start.sitecustomize]), "something that was not found")
         return Finding(
             check,
             "ok",
@@ -154,8 +154,9 @@ def _why_not(start: _Start) -> tuple[str, str]:
         )
     if skipped_pth_files():
         return (
-            f"{skipped_pth_files()[0]} is left out by -s or -I",
-            f"start without it, or {install}",
+            f"{skipped_pth_files()[0]} is left out, because the user's site-packages are (by -s, "
+            "-I, PYTHONNOUSERSITE or a virtual environment)",
+            install,
         )
     if pth_files():
         return f"{pth_files()[0]} did nothing", "reinstall sglang-dynspec"

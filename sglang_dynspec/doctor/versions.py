@@ -131,8 +131,9 @@ def _pth() -> Finding:
     if found:
         return Finding(check, "ok", ", ".join(map(str, found)), details=details)
     if skipped:
-        says = f"{skipped[0]} is there, but an interpreter with these flags does not run it"
-        return Finding(check, "note", says, "start Python without -S, -s and -I", details)
+        says = f"{skipped[0]} is there, but this interpreter does not run it"
+        fix = "pip install sglang-dynspec where it does, or start Python without -S, -s and -I"
+        return Finding(check, "note", says, fix, details)
     return Finding(
         check,
         "note",
