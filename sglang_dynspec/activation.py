@@ -8,7 +8,6 @@ a process wins, and the others find it done.
 from __future__ import annotations
 
 import os
-import site
 import sys
 import threading
 from collections.abc import Sequence
@@ -21,12 +20,13 @@ import wrapt
 from sglang_dynspec import __version__
 from sglang_dynspec._autoload import POLICY_VARIABLES
 from sglang_dynspec._guard import guarded
+from sglang_dynspec._pth import pth_files
 from sglang_dynspec.errors import ConfigError, InstallError
 from sglang_dynspec.policy import Policy
 from sglang_dynspec.settings import Settings
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
-_BOOTSTRAP = str(Path(__file__).parent / "bootstrap")
+BOOTSTRAP = str(Path(__file__).parent / "bootstrap")
 
 
 @dataclass
@@ -91,7 +91,7 @@ def activate(
                 f"sglang_dynspec is already active in this process with {_active.settings}; "
                 f"call deactivate() before activating {settings}"
             )
-        variables = settings.to_environment() | _variables_for_children()
+        variables = settings.to_environment() | variables_for_children()
         before = {name: os.environ.get(name) for name in variables}
         replaced = _active
         os.environ.update(variables)
@@ -194,13 +194,16 @@ def _settings() -> Settings:
     return settings if settings is not None else Settings.resolve()
 
 
-def _variables_for_children() -> dict[str, str]:
+def variables_for_children() -> dict[str, str]:
     """What spawned processes need in their environment to start dynspec by themselves.
 
     They start it through ``sglang_dynspec.pth``; where that is not installed, through the
     bootstrap folder on PYTHONPATH.
+
+    Raises:
+        InstallError: neither is in effect in an interpreter with the flags of this one.
     """
-    if not sys.flags.no_site and _pth_is_installed():
+    if pth_files():
         return {}
     if sys.flags.no_site or sys.flags.ignore_environment:
         raise InstallError(
@@ -210,13 +213,6 @@ def _variables_for_children() -> dict[str, str]:
             "environment that runs SGLang"
         )
     path = os.environ.get("PYTHONPATH", "")
-    if _BOOTSTRAP in path.split(os.pathsep):
+    if BOOTSTRAP in path.split(os.pathsep):
         return {}
-    return {"PYTHONPATH": f"{_BOOTSTRAP}{os.pathsep}{path}" if path else _BOOTSTRAP}
-
-
-def _pth_is_installed() -> bool:
-    folders = [*site.getsitepackages()]
-    if site.ENABLE_USER_SITE:
-        folders.append(site.getusersitepackages())
-    return any((Path(folder) / "sglang_dynspec.pth").is_file() for folder in folders)
+    return {"PYTHONPATH": f"{BOOTSTRAP}{os.pathsep}{path}" if path else BOOTSTRAP}

@@ -34,6 +34,12 @@ class Command:
 
 COMMANDS = (
     Command(
+        "doctor",
+        "say what keeps a server from running with dynspec, if anything",
+        "sglang_dynspec.doctor.command",
+        passes_on="SGLang server arguments",
+    ),
+    Command(
         "demo",
         "start a real SGLang server, load it, and watch the policy decide",
         "sglang_dynspec.demo.command",

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.interpreters import BOOTSTRAP, make_bare_python, on_path
 from support.servers import free_port, running_server
 
 import sglang_dynspec
 from sglang_dynspec.testing import cpu_engine
 
-BOOTSTRAP = Path(sglang_dynspec.__file__).parent / "bootstrap"
 NEVER_VARIABLE = {"SGLANG_DYNSPEC_POLICY": "never"}
 PROMPT = [5, 6, 7, 8]
 POLICY = "batch_size(off_at=4, on_at=3)"
@@ -240,17 +240,7 @@ def test_activation_after_sglang_is_imported(tmp_path, reference):
 
 @pytest.fixture(scope="module")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter whose site-packages know nothing of us."""
-    folder = tmp_path_factory.mktemp("bare")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
-    return folder / "bin" / "python"
-
-
-def on_path(*first: Path) -> str:
-    """PYTHONPATH with what the tests run with, as plain folders: no .pth in them is read."""
-    package = Path(sglang_dynspec.__file__).parents[1]
-    folders = [*first, package, *(p for p in sys.path if p.endswith("site-packages"))]
-    return os.pathsep.join(map(str, folders))
+    return make_bare_python(tmp_path_factory.mktemp("bare"))
 
 
 def test_activate_reaches_spawned_processes_without_a_pth(tmp_path, reference, bare_python):

@@ -270,14 +270,12 @@ def _time_graphs(graphs: Any, controller: Any) -> None:
 
 def _step_states(worker: Any, settings: Settings) -> Any:
     from sglang_dynspec.engine.step_states import StepStates
+    from sglang_dynspec.engine.support import steps_refusal
 
     made, most = StepStates(_state.dialect, worker), worker.speculative_num_steps
-    above = [n for n in settings.steps if n > most]
-    if above:
-        raise UnsupportedError(
-            f"steps are {', '.join(map(str, settings.steps))}, but the server runs at most "
-            f"{most} draft steps; leave out what is above, or raise --speculative-num-steps"
-        )
+    refusal = steps_refusal(settings.steps, most)
+    if refusal is not None:
+        raise UnsupportedError(refusal)
     between = [n for n in settings.steps if 0 < n < most]
     if between and not _state.dialect.builds_steps:
         _say(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 # (argument, value that is fine, sentence). Untested combinations are refused, not guessed at.
@@ -37,18 +39,79 @@ def refusal(scheduler: Any) -> str | None:
     return (
         _speculation_refusal(scheduler)
         or _worker_refusal(scheduler)
-        or _argument_refusal(scheduler.server_args)
+        or next(_argument_refusals(scheduler.server_args), None)
         or _model_refusal(scheduler)
     )
 
 
+def refusals_ahead(server_args: Any) -> list[str]:
+    """All reasons to stay out that the server's arguments and the environment show by themselves,
+    before there is a scheduler. Those that only the model shows are not among them.
+
+    Args:
+        server_args: SGLang's ServerArgs, or a view of what it has made of them.
+    """
+    return [*_speculation_refusals_ahead(server_args), *_argument_refusals(server_args)]
+
+
+def environment_refusals() -> list[str]:
+    """All reasons to stay out that SGLang's variables in the environment show by themselves."""
+    from sglang.srt.environ import envs
+
+    refusals = []
+    if envs.SGLANG_ENABLE_OVERLAP_PLAN_STREAM.get():
+        refusals.append(_PLAN_STREAM)
+    spec_v2 = getattr(envs, "SGLANG_ENABLE_SPEC_V2", None)
+    if spec_v2 is not None and not spec_v2.get() and not _speculates_without_overlap():
+        refusals.append(_SPEC_V2)
+    return refusals
+
+
+def steps_refusal(steps: Sequence[int], most: int) -> str | None:
+    """Why these draft steps cannot be had on a server with so many, or None if they can."""
+    if all(n <= most for n in steps):
+        return None
+    return (
+        f"steps are {', '.join(map(str, steps))}, but the server runs at most {most} draft steps; "
+        "leave out what is above, or raise --speculative-num-steps"
+    )
+
+
+_NO_SPECULATION = (
+    "the server runs without speculative decoding; start it with "
+    "--speculative-algorithm EAGLE or EAGLE3"
+)
+_PLAN_STREAM = (
+    "the overlap plan stream is not supported yet; start the server without "
+    "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
+)
+_SPEC_V2 = (
+    "SGLANG_ENABLE_SPEC_V2 is off, and this release then speculates without EAGLEWorkerV2; start "
+    "the server with SGLANG_ENABLE_SPEC_V2=1"
+)
+
+
+def _wrong_worker(worker: type) -> str:
+    return (
+        f"speculation runs through {worker.__name__}, and only EAGLEWorkerV2 is "
+        "supported; use --speculative-algorithm EAGLE or EAGLE3, up to SGLang 0.5.12 with the "
+        "overlap scheduler, and up to 0.5.10 with SGLANG_ENABLE_SPEC_V2=1"
+    )
+
+
+def _wrong_topk(topk: int) -> str:
+    return (
+        f"--speculative-eagle-topk is {topk}, and only 1 is supported; set it to 1, "
+        "with --speculative-num-draft-tokens one more than --speculative-num-steps"
+    )
+
+
+def _wrong_page(size: int) -> str:
+    return f"KV pages of {size} tokens are not supported yet; start the server with --page-size 1"
+
+
 def _speculation_refusal(scheduler: Any) -> str | None:
-    if scheduler.spec_algorithm.is_none():
-        return (
-            "the server runs without speculative decoding; start it with "
-            "--speculative-algorithm EAGLE or EAGLE3"
-        )
-    return None
+    return _NO_SPECULATION if scheduler.spec_algorithm.is_none() else None
 
 
 def _worker_refusal(scheduler: Any) -> str | None:
@@ -56,43 +119,64 @@ def _worker_refusal(scheduler: Any) -> str | None:
 
     worker = scheduler.draft_worker
     if type(worker) is not EAGLEWorkerV2:
-        return (
-            f"speculation runs through {type(worker).__name__}, and only EAGLEWorkerV2 is "
-            "supported: --speculative-algorithm EAGLE or EAGLE3, up to SGLang 0.5.12 with the "
-            "overlap scheduler, and up to 0.5.10 with SGLANG_ENABLE_SPEC_V2=1"
-        )
+        return _wrong_worker(type(worker))
     if worker.plan_stream is not None:
-        return (
-            "the overlap plan stream is not supported yet; start the server without "
-            "SGLANG_ENABLE_OVERLAP_PLAN_STREAM"
-        )
+        return _PLAN_STREAM
     if getattr(worker.draft_worker, "seed_dsa_topk_from_draft_extend", False):
         return "models with DeepSeek sparse attention in the draft model are not supported yet"
     if worker.topk != 1:
-        return (
-            f"--speculative-eagle-topk is {worker.topk}, and only 1 is supported; set it to 1, "
-            "with --speculative-num-draft-tokens one more than --speculative-num-steps"
-        )
+        return _wrong_topk(worker.topk)
     return None
 
 
-def _argument_refusal(server_args: Any) -> str | None:
+def _argument_refusals(server_args: Any) -> Iterator[str]:
     for name, fine, sentence in _ARGUMENTS:
         # A release without the argument cannot have it set.
         value = getattr(server_args, name, fine)
         if value != fine and not (fine in (False, None) and not value):
-            return f"{sentence} (--{name.replace('_', '-')} is {value})"
-    return None
+            yield f"{sentence} (--{name.replace('_', '-')} is {value})"
 
 
 def _model_refusal(scheduler: Any) -> str | None:
     if scheduler.page_size != 1:
-        return (
-            f"KV pages of {scheduler.page_size} tokens are not supported yet; start the server "
-            "with --page-size 1"
-        )
+        return _wrong_page(scheduler.page_size)
     if scheduler.is_hybrid_ssm:
         return "hybrid models with state-space layers are not supported yet"
     if scheduler.is_hybrid_swa:
         return "models with sliding-window attention are not supported yet"
     return None
+
+
+def _speculation_refusals_ahead(server_args: Any) -> Iterator[str]:
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+    if server_args.speculative_algorithm is None:
+        yield _NO_SPECULATION
+        return
+    worker = _worker_class(server_args.speculative_algorithm, server_args)
+    if worker is not None and worker is not EAGLEWorkerV2:
+        yield _wrong_worker(worker)
+    # None stands for what SGLang chooses later, by the model.
+    if server_args.speculative_eagle_topk not in (None, 1):
+        yield _wrong_topk(server_args.speculative_eagle_topk)
+    if server_args.page_size not in (None, 1):
+        yield _wrong_page(server_args.page_size)
+
+
+def _worker_class(algorithm: str, server_args: Any) -> type | None:
+    """The class that SGLang speculates with, or None where it does not say."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    try:
+        worker = SpeculativeAlgorithm.from_string(algorithm).create_worker(server_args)
+    except Exception:
+        return None
+    return worker if isinstance(worker, type) else None
+
+
+def _speculates_without_overlap() -> bool:
+    """Whether EAGLEWorkerV2 runs without the overlap scheduler, too, as from 0.5.13 on."""
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+    without = SimpleNamespace(disable_overlap_schedule=True, enable_multi_layer_eagle=False)
+    return _worker_class("EAGLE", without) is EAGLEWorkerV2
