@@ -16,6 +16,8 @@ _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
     ("enable_two_batch_overlap", False, "two-batch overlap is not supported"),
     ("enable_pdmux", False, "PD multiplexing is not supported"),
     ("enable_lora", None, "LoRA is not supported yet"),
+    # From 0.5.20 on, the arguments keep what was given, and SGLang sets enable_lora from this.
+    ("lora_paths", None, "LoRA is not supported yet"),
     ("enable_hisparse", False, "HiSparse is not supported"),
     ("enable_unified_memory", False, "the unified memory pool is not supported yet"),
     ("enable_return_routed_experts", False, "returning routed experts is not supported yet"),
