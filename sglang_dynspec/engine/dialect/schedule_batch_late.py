@@ -30,6 +30,11 @@ class SharedReadDialect(ScheduleBatchDialect):
         worker.last_shared_read_runner.shared_read_done_event = runner.shared_read_done_event
         runner.shared_read_done_event = None
 
+    def add_logprobs(self, batch: Any, logits: Any, predict: Any, accepted: Any) -> None:
+        from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+
+        compute_spec_logprobs(batch, logits, predict, accept_index=accepted)
+
     def one_token_graphs(self) -> AbstractContextManager[Any]:
         return nullcontext()  # SGLang's override is enough again
 
