@@ -45,6 +45,8 @@ class Request:
         ignore_eos: generate on after the end-of-sequence token.
         return_logprob: collect the logprob of every generated token.
         logprob_start_len: where in the prompt logprobs start; -1 for the generated tokens only.
+        top_logprobs_num: collect the logprobs of so many likeliest tokens at each position as well.
+        return_hidden_states: ask for them, on a server with ``enable_return_hidden_states``.
         sampling_params: any other sampling parameters of SGLang (top_k, stop_token_ids, ...).
         rid: the request's id; made when not given.
     """
@@ -57,6 +59,8 @@ class Request:
     ignore_eos: bool = True
     return_logprob: bool = False
     logprob_start_len: int = -1
+    top_logprobs_num: int = 0
+    return_hidden_states: bool = False
     sampling_params: dict[str, Any] = field(default_factory=dict)
     rid: str | None = None
 
@@ -72,6 +76,7 @@ class Output:
             what one decode step gained (the last may be cut by the end of the request).
         finish_reason: SGLang's, e.g. {"type": "length", "length": 32}; None while unfinished.
         logprobs: of the generated tokens, when asked for.
+        top_logprobs: of the likeliest tokens at each of their positions, when asked for.
         cached_tokens: prompt tokens that the radix cache had.
         retractions: how often the request lost its KV to others and had to start over.
         verify_steps: decode steps that SGLang counted as verification.
@@ -84,6 +89,7 @@ class Output:
     chunks: list[int] = field(default_factory=list)
     finish_reason: dict[str, Any] | None = None
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[list[float]] = field(default_factory=list)
     cached_tokens: int = 0
     retractions: int = 0
     verify_steps: int = 0
@@ -331,6 +337,8 @@ def _add_chunk(output: Output, message: Any, i: int) -> None:
         output.retractions = message.retraction_counts[i]
     if message.output_token_logprobs_val:
         output.logprobs.extend(message.output_token_logprobs_val[i])
+    if message.output_top_logprobs_val:
+        output.top_logprobs.extend(list(top or ()) for top in message.output_top_logprobs_val[i])
     if message.spec_verify_ct:
         output.verify_steps = message.spec_verify_ct[i]
         output.accepted_drafts = _accepted_drafts(message)[i]
@@ -362,7 +370,8 @@ def _generate_message(request: Request, rid: str, scheduler: Any) -> Any:
         "sampling_params": sampling_params,
         "return_logprob": request.return_logprob,
         "logprob_start_len": request.logprob_start_len,
-        "top_logprobs_num": 0,
+        "top_logprobs_num": request.top_logprobs_num,
+        "return_hidden_states": request.return_hidden_states,
         "token_ids_logprob": None,
         "stream": True,  # a message for every step
     }

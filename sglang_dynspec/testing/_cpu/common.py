@@ -82,6 +82,18 @@ def _register_draft_attention(draft_utils: Any) -> None:
     factory._create_backend = create_backend_with_ours
 
 
+@patches.after_import("sglang.srt.constrained.xgrammar_backend")
+def _mask_on_a_cpu(xgrammar_backend: Any) -> None:
+    """Mask logits by xgrammar's own code for CPUs, which SGLang calls from 0.5.18 on."""
+
+    def apply_vocab_mask(self: Any, logits: Any, vocab_mask: Any) -> None:
+        from xgrammar import apply_token_bitmask_inplace
+
+        apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
+
+    xgrammar_backend.XGrammarGrammar.apply_vocab_mask = apply_vocab_mask
+
+
 def gather_in_torch(gather_module: Any) -> None:
     """The overlap scheduler's relay of draft inputs (from 0.5.13 on): a Triton kernel upstream."""
 
