@@ -16,7 +16,6 @@ import sglang_dynspec
 from sglang_dynspec import Always, Never, Policy
 from sglang_dynspec.engine import batch_prep, draft_state, install, results, support
 from sglang_dynspec.engine.decode_graph import PlainTarget
-from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.errors import InstallError
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Request
@@ -206,55 +205,34 @@ def test_a_server_that_is_not_supported_serves_without_us_and_says_so(caplog):
 
 # --- batches that plain decode leaves to SGLang ---------------------------------------------------
 
-PASSED_THROUGH = {
-    "logprobs": Request(input_ids=[5, 6, 7], max_new_tokens=12, return_logprob=True),
-    "penalties": Request(
-        input_ids=[5, 6, 7], max_new_tokens=12, sampling_params={"frequency_penalty": 0.5}
-    ),
-    "logit_bias": Request(
-        input_ids=[5, 6, 7], max_new_tokens=12, sampling_params={"logit_bias": {"9": 1.0}}
-    ),
-    "min_p": Request(
-        input_ids=[5, 6, 7], max_new_tokens=12, temperature=0.8, sampling_params={"min_p": 0.1}
-    ),
-}
-
-
-if installed_release() == "0.5.9":
-    # SGLang itself fails on it there with EAGLE-3, in LogitsProcessor._get_hidden_states_to_store.
-    del PASSED_THROUGH["logprobs"]
-
 
 @pytest.fixture(scope="module")
 def shared(expected: object) -> Iterator[InForce]:
-    with in_force("EAGLE3") as made:
+    with in_force("EAGLE3", enable_return_hidden_states=True) as made:
         yield made
 
 
-@pytest.mark.parametrize("reason", PASSED_THROUGH)
-def test_what_plain_decode_does_not_do_goes_to_sglang_and_is_counted(shared, reason):
-    request = PASSED_THROUGH[reason]
-    [theirs] = shared.run(Always(), [request])
-    [output] = shared.run(Never(), [request])
+def hidden_states_request() -> Request:
+    return Request(input_ids=[5, 6, 7], max_new_tokens=12, return_hidden_states=True)
+
+
+def test_what_plain_decode_does_not_do_goes_to_sglang_and_is_counted(shared):
+    [theirs] = shared.run(Always(), [hidden_states_request()])
+    [output] = shared.run(Never(), [hidden_states_request()])
     assert shared.steps(0) == 0
     assert shared.steps(3) > 0
-    assert shared.controller.counts.passthrough[reason] == shared.steps(3)
-    if request.temperature == 0:
-        assert output.token_ids == theirs.token_ids
-        assert output.logprobs == theirs.logprobs
+    assert shared.controller.counts.passthrough["hidden_states"] == shared.steps(3)
+    assert output.token_ids == theirs.token_ids
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"has_grammar": True}, "grammar"),
-        ({"return_logprob": True}, "logprobs"),
-        ({"return_hidden_states": True}, "hidden_states"),
         ({"multimodal_inputs": [None, object()]}, "multimodal"),
-        ({"sampling_info.has_custom_logit_processor": True}, "custom_logit_processor"),
-        ({"sampling_info.sampling_seed": object()}, "sampling_seed"),
-        ({"sampling_info.need_min_p_sampling": True}, "min_p"),
-        ({"sampling_info.logit_bias": object()}, "logit_bias"),
+        (
+            {"sampling_info.sampling_seed": object(), "sampling_info.is_all_greedy": False},
+            "sampling_seed",
+        ),
         ({"sampling_info.has_watermark_candidates": True}, "watermark"),
         ({"sampling_info.return_sampling_masks": [False, True]}, "sampling_mask"),
     ],
@@ -287,11 +265,11 @@ def sampling_info_has(path: str) -> bool:
 
 
 def test_a_batch_with_one_such_request_goes_to_sglang_until_it_is_done(shared, expected):
-    requests = [*REQUESTS, PASSED_THROUGH["penalties"]]
+    requests = [*REQUESTS, hidden_states_request()]
     outputs = shared.run(Never(), requests)
     assert ids(outputs)[:4] == expected
     assert shared.steps(0) > 0
-    assert shared.controller.counts.passthrough["penalties"] > 0
+    assert shared.controller.counts.passthrough["hidden_states"] > 0
 
 
 # --- servers that dynspec stays out of ------------------------------------------------------------

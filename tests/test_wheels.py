@@ -295,7 +295,7 @@ def test_a_release_is_held_against_its_own_table_or_those_beside_it():
 
     assert keys("0.5.10.post1") == ["0.5.10"]
     assert keys("0.5.8.post1") == ["0.5.9"]
-    assert keys("0.5.21") == ["0.5.20", "0.5.22"]
+    assert keys("0.5.20.1") == ["0.5.20", "0.5.21"]
     assert keys("0.6.0rc1") == [SUPPORTED[-1]]
     assert sorted(["0.5.10", "0.5.9.post1", "0.5.9"], key=tables.order) == [
         "0.5.9",

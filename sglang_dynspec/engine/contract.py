@@ -173,7 +173,14 @@ COMMON: tuple[Name, ...] = (
             "need_min_p_sampling",
             "has_custom_logit_processor",
             "sampling_seed",
+            "is_all_greedy",
+            "grammars",
         ),
+    ),
+    Name(
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.update_regex_vocab_mask",
+        "call",
+        "the mask of grammars, for a plain step that samples as a verification",
     ),
     Name(
         "sglang.srt.managers.schedule_batch:ScheduleBatch",
@@ -203,6 +210,7 @@ COMMON: tuple[Name, ...] = (
             "enable_two_batch_overlap",
             "enable_pdmux",
             "enable_lora",
+            "lora_paths",
             "enable_return_routed_experts",
         ),
     ),

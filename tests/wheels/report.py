@@ -18,8 +18,6 @@ RECORD = Path(__file__).with_name("functions.json")
 
 LEFT_OUT = {
     "0.5.8.post1": "older than the oldest that dynspec is made for",
-    "0.5.19": "never run on; its names are those of 0.5.20",
-    "0.5.21": "never run on; between 0.5.20 and 0.5.22 in how it makes the draft's context",
 }
 """Releases that are not supported and need not be, and why. ``select`` refuses them; what they lack
 is said, and is no failure."""

@@ -75,7 +75,8 @@ class Dialect(ABC):
         where nothing has been tested.
         """
         sampling = batch.sampling_info
-        if batch.return_hidden_states:
+        # On some releases the batch's flag outlives the request that has set it.
+        if batch.return_hidden_states and any(req.return_hidden_states for req in batch.reqs):
             return "hidden_states"
         # Which random number a token gets depends on where SGLang's steps begin, and how wide they
         # are. Greedy sampling needs none.

@@ -130,6 +130,7 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
         names.LAYOUT_BY_GROUP,
         names.BONUS_TOKENS,
         *names.FROM_0_5_12,
+        names.LOGPROBS_TO_0_5_15,
     )
     instances: ClassVar[tuple[Instance, ...]] = (
         *ModelWorkerBatchDialect.instances,

@@ -35,6 +35,39 @@ _WIDTHS = ("speculative_num_steps", "speculative_num_draft_tokens")
 _PLAIN_FORWARD = "sglang.srt.managers.tp_worker:TpModelWorker.forward_batch_generation"
 
 
+# A plain step that samples as a verification does.
+
+VERIFIED_BY_METHOD = Name(
+    "sglang.srt.speculative.eagle_info_v2:EagleVerifyInputV2Mixin.sample",
+    "call",
+    "how a verification samples",
+    parameters=("batch", "logits_output", "vocab_mask"),
+)
+VERIFIED_BY_FUNCTION = Name(
+    "sglang.srt.speculative.eagle_utils:eagle_sample",
+    "call",
+    "how a verification samples",
+    parameters=("verify_input", "batch", "logits_output"),
+)
+_TREE_LOGPROBS = ("batch", "logits_output", "predict", "accept_index", "speculative_num_steps")
+LOGPROBS_TO_0_5_15 = Name(
+    "sglang.srt.layers.utils.logprob:compute_spec_v2_logprobs",
+    "call",
+    "log-probabilities of accepted tokens",
+    parameters=_TREE_LOGPROBS,
+)
+LOGPROBS_TO_0_5_17 = replace(
+    LOGPROBS_TO_0_5_15, path="sglang.srt.layers.logprob_processor:compute_spec_v2_logprobs"
+)
+LOGPROBS_FROM_0_5_18 = Name(
+    "sglang.srt.layers.logprob_processor:compute_spec_logprobs",
+    "call",
+    "log-probabilities of accepted tokens",
+    parameters=("batch", "logits_output", "predict"),
+    keywords=("accept_index",),
+)
+
+
 def _arguments(*fields: str) -> Name:
     return Name(
         "sglang.srt.server_args:ServerArgs",
@@ -79,6 +112,11 @@ def _sampling(field: str) -> Name:
     )
 
 
+VOCAB_MASK = _sampling("vocab_mask")
+GRAMMAR_MASK = _sampling("grammar_mask")
+VERIFIED_FROM_0_5_18 = (VERIFIED_BY_FUNCTION, GRAMMAR_MASK, LOGPROBS_FROM_0_5_18)
+
+
 def _graph_runner(path: str) -> Name:
     return Name(
         path,
@@ -107,7 +145,15 @@ MODEL_WORKER_BATCH: tuple[Name, ...] = (
         "the decode batch at the worker's door",
         fields=(*DECODE_BATCH_FIELDS, "capture_hidden_mode"),
     ),
-    Name(_PLAIN_FORWARD, "call", "the plain decode itself", parameters=("model_worker_batch",)),
+    Name(
+        _PLAIN_FORWARD,
+        "call",
+        "the plain decode itself",
+        parameters=("model_worker_batch",),
+        keywords=("is_verify",),
+    ),
+    VERIFIED_BY_METHOD,
+    VOCAB_MASK,
     Name(_CUDA_GRAPH_RUNNER, "call", "graphs of plain decode", parameters=("model_runner",)),
 )
 VERIFIED_ID = _draft_input("verified_id", "new_seq_lens", "verify_done")
@@ -208,6 +254,7 @@ FROM_0_5_13: tuple[Name, ...] = (
         "call",
         "the plain decode itself",
         parameters=("batch",),
+        keywords=("is_verify",),
     ),
     Name(RUN_BATCH, "wrap", "lengths after a plain step", parameters=("batch",)),
     Name(RESOLVE_EXTRAS, "wrap", "only pending tokens are needed", parameters=("batch",)),

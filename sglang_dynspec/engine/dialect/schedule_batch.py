@@ -52,6 +52,9 @@ class ScheduleBatchDialect(Dialect):
         *names.FROM_0_5_17,
         names.LAYOUT_BY_GROUP,
         names.WIDTH_FROM_ARGUMENTS,
+        names.VERIFIED_BY_FUNCTION,
+        names.GRAMMAR_MASK,
+        names.LOGPROBS_TO_0_5_17,
     )
 
     def blocked(self, batch: Any) -> str | None:

@@ -25,6 +25,9 @@ class DerivedModeDialect(ScheduleBatchDialect):
         *names.FROM_0_5_16,
         names.LAYOUT_BY_GROUP,
         names.WIDTH_FROM_ARGUMENTS,
+        names.VERIFIED_BY_FUNCTION,
+        names.VOCAB_MASK,
+        names.LOGPROBS_TO_0_5_17,
     )
     instances: ClassVar[tuple[Instance, ...]] = (
         *names.INSTANCES_FROM_0_5_16,
@@ -45,6 +48,9 @@ class ModeOnBatchDialect(DerivedModeDialect):
     contract: ClassVar[tuple[Name, ...]] = (
         *names.FROM_0_5_14,
         names.LAYOUT_BY_GROUP,
+        names.VERIFIED_BY_FUNCTION,
+        names.VOCAB_MASK,
+        names.LOGPROBS_TO_0_5_15,
         names.MODE_ON_BATCH,
     )
     instances: ClassVar[tuple[Instance, ...]] = (
@@ -82,6 +88,9 @@ class WholeForwardBarrierDialect(ModeOnBatchDialect):
     contract: ClassVar[tuple[Name, ...]] = (
         *names.FROM_0_5_13,
         *names.OF_0_5_13,
+        names.VERIFIED_BY_METHOD,
+        names.VOCAB_MASK,
+        names.LOGPROBS_TO_0_5_15,
         names.LAYOUT_BY_GROUP,
         names.MODE_ON_BATCH,
     )

@@ -23,7 +23,11 @@ class SharedReadDialect(ScheduleBatchDialect):
         *names.LAYOUT_BY_GROUP_LIVE,
         *names.READ_DONE_FROM_0_5_18,
     )
-    contract: ClassVar[tuple[Name, ...]] = (*names.FROM_0_5_17, names.LAYOUT_BY_GROUP)
+    contract: ClassVar[tuple[Name, ...]] = (
+        *names.FROM_0_5_17,
+        *names.VERIFIED_FROM_0_5_18,
+        names.LAYOUT_BY_GROUP,
+    )
 
     def publish_read_done(self, worker: Any) -> None:
         runner = worker.target_worker.model_runner
@@ -60,7 +64,11 @@ class AttentionOwnerDialect(LengthsOnKvDialect):
         *LengthsOnKvDialect.live,
         names.layout_in("draft_owns_attention"),
     )
-    contract: ClassVar[tuple[Name, ...]] = (*names.FROM_0_5_17, names.LAYOUT_BY_GROUP_AND_OWNER)
+    contract: ClassVar[tuple[Name, ...]] = (
+        *names.FROM_0_5_17,
+        *names.VERIFIED_FROM_0_5_18,
+        names.LAYOUT_BY_GROUP_AND_OWNER,
+    )
 
     def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = draft_worker.draft_tp_context(
@@ -80,7 +88,11 @@ class WatermarkDialect(LengthsOnKvDialect):
         *names.READ_DONE_FROM_0_5_18,
         names.layout_in("draft_owns_attention"),
     )
-    contract: ClassVar[tuple[Name, ...]] = (*names.FROM_0_5_22, names.layout_by("owns_attention"))
+    contract: ClassVar[tuple[Name, ...]] = (
+        *names.FROM_0_5_22,
+        *names.VERIFIED_FROM_0_5_18,
+        names.layout_by("owns_attention"),
+    )
 
     def blocked(self, batch: Any) -> str | None:
         if batch.sampling_info.has_watermark_candidates:
@@ -105,4 +117,8 @@ class OwnDraftLayoutDialect(WatermarkDialect):
         *names.READ_DONE_FROM_0_5_18,
         names.layout_in("parallel_layout"),
     )
-    contract: ClassVar[tuple[Name, ...]] = (*names.FROM_0_5_22, names.layout_by("layout"))
+    contract: ClassVar[tuple[Name, ...]] = (
+        *names.FROM_0_5_22,
+        *names.VERIFIED_FROM_0_5_18,
+        names.layout_by("layout"),
+    )
