@@ -21,10 +21,11 @@ from sglang_dynspec.testing.scheduler import Output, Request
 STEPS = (0, 1, 3) if select(installed_release()).builds_steps else (0, 3)
 
 # Less and more than a speculative step reserves; one of them without the overlap scheduler where
-# there is such a thing.
-SERVERS = [("EAGLE3", True, 4), ("EAGLE", OVERLAPS[-1], 16)]
+# there is such a thing. Each test runs on one of them, both draft states on each.
+SMALL = ("EAGLE3", True, 4)
+LARGE = ("EAGLE", OVERLAPS[-1], 16)
 
-FEW = [Request(input_ids=p, max_new_tokens=140) for p in prompts(3, seed=6)]
+FEW = [Request(input_ids=p, max_new_tokens=140) for p in prompts(2, seed=6)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,11 @@ def expected() -> list[list[int]]:
     return reference(tight_requests())
 
 
-@pytest.fixture(scope="module", params=SERVERS, ids=lambda server: f"{server[0]}-{server[2]}")
+def name(value: tuple[str, bool, int] | str) -> str:
+    return value if isinstance(value, str) else f"{value[0]}-{value[2]}"
+
+
+@pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce]:
     algorithm, overlap, page_size = request.param
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +51,9 @@ def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce
             yield made
 
 
-@pytest.mark.parametrize("draft_state", ["warm", "skip"])
+@pytest.mark.parametrize(
+    ("server", "draft_state"), [(SMALL, "warm"), (LARGE, "skip")], indirect=["server"], ids=name
+)
 def test_toggling_with_chunked_prefill_radix_hits_and_retraction(server, expected, draft_state):
     outputs = server.run(Toggle(seed=2), tight_requests(), draft_state)
     assert ids(outputs) == expected
@@ -56,6 +63,7 @@ def test_toggling_with_chunked_prefill_radix_hits_and_retraction(server, expecte
     assert server.controller.failure is None
 
 
+@pytest.mark.parametrize("server", [LARGE], indirect=True, ids=name)
 def test_aborted_requests_give_their_pages_back(server, expected):
     requests = tight_requests()[:6]
     for i in (0, 2, 4):
@@ -77,6 +85,7 @@ def accept_length(outputs: list[Output], start: int) -> float:
     return sum(gained) / len(gained)
 
 
+@pytest.mark.parametrize("server", [SMALL], indirect=True, ids=name)
 def test_the_draft_finds_what_plain_steps_wrote(server):
     always = server.run(Always(), FEW)
     warm = server.run(PlainFirst(40), FEW, "warm")
