@@ -195,6 +195,35 @@ def test_renormalisation_keeps_the_best_tokens() -> None:
     assert by_mass[1].tolist() == pytest.approx([0.25] * 4)
 
 
+def test_pages_are_filled_before_new_ones_are_taken() -> None:
+    import torch
+
+    from sglang_dynspec.testing._cpu import kernels
+
+    free_pages = torch.tensor([7, 3, 9, 5, 1])
+    slots = torch.empty(13, dtype=torch.int64)
+    kernels.alloc_extend_cpu(
+        prefix_lens=torch.tensor([6, 0, 5, 4, 4]),
+        seq_lens=torch.tensor([13, 3, 7, 5, 4]),  # the last one needs nothing
+        last_loc=torch.tensor([9, -1, 20, 27, 11]),
+        free_pages=free_pages,
+        out_indices=slots,
+        bs_upper=8,
+        page_size=4,
+    )
+    assert slots.tolist() == [10, 11, 28, 29, 30, 31, 12, 36, 37, 38, 21, 22, 20]
+    slots = torch.empty(2, dtype=torch.int64)
+    kernels.alloc_decode_cpu(
+        seq_lens=torch.tensor([5, 6]),
+        last_loc=torch.tensor([11, 20]),
+        free_pages=free_pages,
+        out_indices=slots,
+        bs_upper=2,
+        page_size=4,
+    )
+    assert slots.tolist() == [28, 21]
+
+
 def test_a_kernel_without_implementation_says_so() -> None:
     import sgl_kernel
     from sgl_kernel.flash_attn import flash_attn_varlen_func
@@ -256,6 +285,21 @@ def test_any_number_of_draft_steps(
 def test_speculation_without_overlap_is_refused() -> None:
     with pytest.raises(UnsupportedError, match="overlap"):
         cpu_engine.server_args("EAGLE3", overlap=False)
+
+
+@pytest.mark.parametrize("algorithm", [None, "EAGLE3"])
+def test_pages_of_more_than_one_token(
+    models: Models,
+    prompts: list[list[int]],
+    plain_text: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    algorithm: str | None,
+) -> None:
+    monkeypatch.setenv("SGLANG_DEBUG_MEMORY_POOL", "1")  # the allocator checks what it hands out
+    with InProcessScheduler(algorithm, models=models, page_size=8) as scheduler:
+        outputs = scheduler.run([greedy(prompt) for prompt in prompts])
+        assert scheduler.free_kv_slots() == 8192
+    assert token_ids(outputs) == plain_text
 
 
 def test_chunked_prefill_radix_hits_and_retraction(models: Models) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections.abc import Iterator
 
 import pytest
 from support.in_force import OVERLAPS, InForce, ids, in_force, prompts, reference
-from support.policies import Recorder
+from support.policies import Recorder, Toggle
 
-from sglang_dynspec import BatchView, Policy
 from sglang_dynspec.engine import install, timing
 from sglang_dynspec.engine.dialect import installed_release, select
 from sglang_dynspec.engine.step_states import StepStates
@@ -24,17 +22,6 @@ from sglang_dynspec.testing.scheduler import Request
 STEPS = (0, 1, 2, 3)
 
 BUILDS = select(installed_release()).builds_steps
-
-
-class AnyOf(Policy):
-    """Draws from the ladder at every step."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._random = random.Random(seed)
-
-    def decide(self, batch: BatchView) -> int:
-        return self._random.choice(batch.ladder)
 
 
 def requests() -> list[Request]:
@@ -71,7 +58,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[InForce]:
 @pytest.mark.parametrize("draft_state", ["warm", "skip"])
 def test_any_sequence_of_draft_steps(server, expected, draft_state):
     assert server.controller.ladder == STEPS
-    policy = Recorder(AnyOf(seed=2))
+    policy = Recorder(Toggle(seed=2))
     assert ids(server.run(policy, requests(), draft_state)) == expected
     assert server.controller.failure is None
     assert all(server.steps(n) > 10 for n in STEPS)
@@ -91,7 +78,7 @@ def test_a_fixed_number_runs_so_many_and_accepts_as_the_server_does(server, expe
 
 def test_between_steps_the_worker_is_as_it_was(server):
     before = everything(server)
-    server.run(AnyOf(seed=3), requests()[:3])
+    server.run(Toggle(seed=3), requests()[:3])
     assert everything(server) == before
 
 

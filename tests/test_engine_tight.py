@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 
 import pytest
 from support.in_force import SERVERS, InForce, ids, in_force, reference, server_name
 from support.policies import Toggle
+from support.tight import TIGHT, tight_requests
 
 from sglang_dynspec import BatchSize, Never, Policy
-from sglang_dynspec.testing.scheduler import Request
-
-# A pool for few of the requests, which the scheduler overcommits.
-TIGHT = {
-    "max_total_tokens": 600,
-    "max_running_requests": 8,
-    "chunked_prefill_size": 64,
-    "schedule_conservativeness": 0.05,
-}
-
-
-def tight_requests() -> list[Request]:
-    draw = random.Random(5)
-    shared = [draw.randrange(4, 512) for _ in range(150)]
-    return [
-        Request(
-            input_ids=shared[: draw.randrange(20, 150)]
-            + [draw.randrange(4, 512) for _ in range(draw.randrange(1, 60))],
-            max_new_tokens=draw.randrange(60, 150),
-            arrive_at_step=2 * i,
-            ignore_eos=False,  # SGLang overcommits only where a request may end early
-        )
-        for i in range(12)
-    ]
 
 
 @pytest.fixture(scope="module")

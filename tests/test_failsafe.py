@@ -314,3 +314,15 @@ def test_other_workers_and_models_are_refused(shared, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(scheduler, "is_hybrid_swa", True)
     assert "sliding-window" in support.refusal(scheduler)
+
+
+def test_pages_are_refused_in_pools_that_hold_more_than_keys_and_values(shared, monkeypatch):
+    scheduler = shared.scheduler.scheduler
+    monkeypatch.setattr(scheduler, "page_size", 64)
+    assert support.refusal(scheduler) is None
+    monkeypatch.setattr(scheduler.token_to_kv_pool_allocator, "get_kvcache", object)
+    says = support.refusal(scheduler)
+    assert "pages of 64 tokens" in says
+    assert "class object" in says
+    monkeypatch.setattr(scheduler, "page_size", 1)
+    assert support.refusal(scheduler) is None

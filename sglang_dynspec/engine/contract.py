@@ -214,6 +214,14 @@ COMMON: tuple[Name, ...] = (
             "enable_return_routed_experts",
         ),
     ),
+    *(
+        Name(
+            f"sglang.srt.mem_cache.memory_pool:{pool}",
+            "read",
+            "the KV pools that dynspec supports with pages of more than one token",
+        )
+        for pool in ("MHATokenToKVPool", "MLATokenToKVPool")
+    ),
     Name(
         "sglang.srt.model_executor.forward_batch_info:ForwardMode",
         "read",
@@ -279,6 +287,11 @@ LIVE: tuple[Live, ...] = (
         "whether the server is one that dynspec supports (engine/support.py)",
     ),
     Live("scheduler", ("page_size",), "whether the server is one that dynspec supports"),
+    Live(
+        "scheduler.token_to_kv_pool_allocator",
+        ("get_kvcache",),
+        "whether pages of more than one token hold nothing but keys and values",
+    ),
     Live(
         "scheduler",
         (

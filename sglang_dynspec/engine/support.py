@@ -108,10 +108,6 @@ def _wrong_topk(topk: int) -> str:
     )
 
 
-def _wrong_page(size: int) -> str:
-    return f"KV pages of {size} tokens are not supported yet; start the server with --page-size 1"
-
-
 def _speculation_refusal(scheduler: Any) -> str | None:
     return _NO_SPECULATION if scheduler.spec_algorithm.is_none() else None
 
@@ -140,13 +136,25 @@ def _argument_refusals(server_args: Any) -> Iterator[str]:
 
 
 def _model_refusal(scheduler: Any) -> str | None:
-    if scheduler.page_size != 1:
-        return _wrong_page(scheduler.page_size)
     if scheduler.is_hybrid_ssm:
         return "hybrid models with state-space layers are not supported yet"
     if scheduler.is_hybrid_swa:
         return "models with sliding-window attention are not supported yet"
-    return None
+    return _page_refusal(scheduler)
+
+
+def _page_refusal(scheduler: Any) -> str | None:
+    # A plain step writes KV in the slot that SGLang has reserved, whatever the page. Pools of other
+    # kinds, of sparse attention say, keep more than that by the page, and are untested.
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+
+    pool = type(scheduler.token_to_kv_pool_allocator.get_kvcache())
+    if scheduler.page_size == 1 or pool in (MHATokenToKVPool, MLATokenToKVPool):
+        return None
+    return (
+        f"KV pages of {scheduler.page_size} tokens are not supported yet with a pool of class "
+        f"{pool.__name__}; start the server with --page-size 1 where the model can do with that"
+    )
 
 
 def _speculation_refusals_ahead(server_args: Any) -> Iterator[str]:
@@ -161,8 +169,6 @@ def _speculation_refusals_ahead(server_args: Any) -> Iterator[str]:
     # None stands for what SGLang chooses later, by the model.
     if server_args.speculative_eagle_topk not in (None, 1):
         yield _wrong_topk(server_args.speculative_eagle_topk)
-    if server_args.page_size not in (None, 1):
-        yield _wrong_page(server_args.page_size)
 
 
 def _worker_class(algorithm: str, server_args: Any) -> type | None:

@@ -16,17 +16,17 @@ class Alternate(Policy):
 
 
 class Toggle(Policy):
-    """A seeded coin before every step, and before every prefill."""
+    """A seeded draw from the ladder before every step, and a coin before every prefill."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        self._coin = random.Random(seed)
+        self._random = random.Random(seed)
 
     def decide(self, batch: BatchView) -> int:
-        return self._coin.choice((0, batch.max_steps))
+        return self._random.choice(batch.ladder)
 
     def wants_draft_prefill(self, batch: BatchView) -> bool:
-        return self._coin.choice((False, True))
+        return self._random.choice((False, True))
 
 
 class PlainFirst(Policy):

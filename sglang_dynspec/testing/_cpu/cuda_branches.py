@@ -111,3 +111,15 @@ def no_triton_kv_copy(memory_pool: Any) -> None:
         pool._kv_copy_config = None
 
     memory_pool.MHATokenToKVPool._init_kv_copy_and_warmup = init_nothing
+
+
+def pages_in_torch(allocator: Any) -> None:
+    """Allocate pages of more than one token by functions instead of Triton kernels.
+
+    Args:
+        allocator: SGLang's module of ``PagedTokenToKVPoolAllocator``.
+    """
+    from sglang_dynspec.testing._cpu import kernels
+
+    allocator.alloc_extend_kernel = Launched(kernels.alloc_extend_cpu)
+    allocator.alloc_decode_kernel = Launched(kernels.alloc_decode_cpu)

@@ -307,8 +307,46 @@ def assign_draft_cache_locs_contiguous_cpu(
     )
 
 
-def _spans(rows: Tensor, starts: Tensor, ends: Tensor) -> list[tuple[int, int, int]]:
-    return list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
+def alloc_extend_cpu(
+    prefix_lens: Tensor,
+    seq_lens: Tensor,
+    last_loc: Tensor,
+    free_pages: Tensor,
+    out_indices: Tensor,
+    bs_upper: int,
+    page_size: int,
+    *_unused: Any,
+) -> None:
+    """Slots for each request's tokens from prefix_lens to seq_lens: first the rest of its last
+    page, which ends at ``last_loc`` so far, then free pages.
+
+    The caller looks only afterwards whether there were enough of these (up to 0.5.20); the slots
+    mean nothing then.
+    """
+    at, pages = 0, iter(free_pages.tolist())
+    for start, end, last in _spans(prefix_lens, seq_lens, last_loc):
+        slots = list(range(last + 1, last + 1 + min(-start % page_size, end - start)))
+        while len(slots) < end - start:
+            page = next(pages, 0)
+            slots += range(page * page_size, (page + 1) * page_size)
+        out_indices[at : at + end - start] = torch.tensor(slots[: end - start])
+        at += end - start
+
+
+def alloc_decode_cpu(
+    seq_lens: Tensor,
+    last_loc: Tensor,
+    free_pages: Tensor,
+    out_indices: Tensor,
+    bs_upper: int,
+    page_size: int,
+) -> None:
+    """A slot for the last of each request's ``seq_lens`` tokens, as :func:`alloc_extend_cpu`."""
+    alloc_extend_cpu(seq_lens - 1, seq_lens, last_loc, free_pages, out_indices, bs_upper, page_size)
+
+
+def _spans(first: Tensor, second: Tensor, third: Tensor) -> list[tuple[int, int, int]]:
+    return list(zip(first.tolist(), second.tolist(), third.tolist(), strict=True))
 
 
 def fill_bonus_tokens_cpu(

@@ -20,6 +20,7 @@ patches.after_import(f"{_SPECULATIVE}.eagle_utils")(cuda_branches.verify_as_on_c
 patches.after_import(f"{_SPECULATIVE}.eagle_info_v2")(cuda_branches.sample_in_torch)
 patches.after_import(f"{_SPECULATIVE}.spec_utils")(cuda_branches.simulate_acceptance)
 patches.after_import("sglang.srt.mem_cache.memory_pool")(cuda_branches.no_triton_kv_copy)
+patches.after_import("sglang.srt.mem_cache.allocator.paged")(cuda_branches.pages_in_torch)
 patches.after_import(f"{_SPECULATIVE}.triton_ops.gather_spec_extras")(common.gather_in_torch)
 
 

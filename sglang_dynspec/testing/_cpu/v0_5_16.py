@@ -54,3 +54,4 @@ def _allow_overlap(speculative_hook: Any) -> None:
 
 
 patches.after_import("sglang.kernels.ops.speculative.gather_spec_extras")(common.gather_in_torch)
+patches.after_import("sglang.srt.mem_cache.allocator.paged")(cuda_branches.pages_in_torch)
