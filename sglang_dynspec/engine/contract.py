@@ -177,6 +177,7 @@ COMMON: tuple[Name, ...] = (
             "grammars",
         ),
     ),
+    Name("sglang.srt.environ:envs", "read", "switches of SGLang that dynspec does not go with"),
     Name(
         "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.update_regex_vocab_mask",
         "call",
