@@ -314,6 +314,10 @@ def test_other_workers_and_models_are_refused(shared, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(scheduler, "is_hybrid_swa", True)
     assert "sliding-window" in support.refusal(scheduler)
+    monkeypatch.undo()
+    config = scheduler.draft_worker.target_worker.model_runner.model_config
+    monkeypatch.setattr(config, "model_is_mrope", True, raising=False)
+    assert "M-RoPE" in support.refusal(scheduler)
 
 
 def test_pages_are_refused_in_pools_that_hold_more_than_keys_and_values(shared, monkeypatch):

@@ -140,6 +140,11 @@ def _model_refusal(scheduler: Any) -> str | None:
         return "hybrid models with state-space layers are not supported yet"
     if scheduler.is_hybrid_swa:
         return "models with sliding-window attention are not supported yet"
+    # From 0.5.13 on, ForwardBatch of a plain decode takes their positions from lengths on the host,
+    # which most attention backends do without.
+    runner = scheduler.draft_worker.target_worker.model_runner
+    if any(getattr(owner, "model_is_mrope", False) for owner in (runner, runner.model_config)):
+        return "models with multimodal rotary positions (M-RoPE) are not supported yet"
     return _page_refusal(scheduler)
 
 
