@@ -138,7 +138,7 @@ COMMON: tuple[Name, ...] = (
     Name(
         "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2",
         "read",
-        "the only worker that dynspec supports",
+        "one of the workers that dynspec supports, and the base of the other",
     ),
     Name(
         "sglang.srt.speculative.eagle_info:EagleDraftInput.is_draft_input",
@@ -231,8 +231,15 @@ COMMON: tuple[Name, ...] = (
     Name(
         "sglang.srt.speculative.spec_info:SpeculativeAlgorithm",
         "read",
-        "NONE hides speculation from the target for a plain step; whether the server speculates",
-        fields=("NONE", "is_none"),
+        "NONE hides speculation from the target for a plain step; whether the server speculates, and "
+        "with a model of its own",
+        fields=("NONE", "is_none", "is_standalone"),
+    ),
+    Name(
+        "sglang.srt.speculative.standalone_worker_v2:StandaloneWorkerV2",
+        "read",
+        "supported as EAGLEWorkerV2 is, from which it has what dynspec wraps and calls",
+        fields=("forward_batch_generation",),
     ),
 )
 
@@ -285,6 +292,11 @@ LIVE: tuple[Live, ...] = (
     Live("scheduler.token_to_kv_pool_allocator", ("available_size", "size"), "KV use"),
     Live("scheduler.tree_cache", ("evictable_size",), "KV use"),
     Live("scheduler.draft_worker", ("topk", "plan_stream"), "whether dynspec supports them"),
+    Live(
+        "scheduler.draft_worker",
+        ("speculative_algorithm",),
+        "whether the draft model reads the target's hidden states",
+    ),
     Live(
         "scheduler.draft_worker",
         ("target_worker", "draft_worker", "req_to_token_pool", "speculative_num_steps", "device"),
