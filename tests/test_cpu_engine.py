@@ -38,6 +38,9 @@ SUBPROCESS_LIMIT = 150  # seconds; a start takes 10 when the machine is idle
 needs_both_loops = pytest.mark.skipif(
     not cpu_engine.speculates_without_overlap(), reason="spec v2 under overlap only, up to 0.5.12"
 )
+needs_trees = pytest.mark.skipif(
+    not cpu_engine.speculates_without_overlap(), reason="spec v2 drafts no trees up to 0.5.12"
+)
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +84,7 @@ def test_models_are_made_by_their_seed_alone(models: Models, tmp_path: Path) -> 
 
 
 def contents(models: Models) -> list[bytes]:
-    homes = (models.target, models.eagle, models.eagle3)
+    homes = (models.target, models.eagle, models.eagle3, models.standalone)
     return [(home / "model.safetensors").read_bytes() for home in homes]
 
 
@@ -240,6 +243,42 @@ def test_speculation_writes_the_same_text(
     assert sum(first.chunks) == 60
     assert first.chunks[0] == 1  # the prefill's
     assert first.verify_steps >= len(first.chunks) - 1
+
+
+def test_a_standalone_draft_writes_the_same_text(
+    models: Models, prompts: list[list[int]], plain_text: list[list[int]]
+) -> None:
+    with InProcessScheduler("STANDALONE", models=models) as scheduler:
+        draft = scheduler.scheduler.draft_worker.draft_worker.draft_runner
+        assert draft.model_config.hidden_size < 64
+        outputs = scheduler.run([greedy(prompt) for prompt in prompts[:6]])
+    assert token_ids(outputs) == plain_text[:6]
+    assert 2.0 <= mean_accept_length(outputs) <= 3.0
+
+
+@needs_trees
+def test_trees_write_the_same_text_and_find_more_than_their_first_branch(
+    models: Models,
+    prompts: list[list[int]],
+    plain_text: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sglang_dynspec.testing._cpu import kernels
+
+    write_path, paths = kernels._write_path, []
+
+    def noted(b: int, path: list[int], *out: Any) -> None:
+        paths.append([row - path[0] for row in path])
+        write_path(b, path, *out)
+
+    monkeypatch.setattr(kernels, "_write_path", noted)
+    tree = {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 12}
+    with InProcessScheduler("EAGLE3", models=models, **tree) as scheduler:
+        outputs = scheduler.run([greedy(prompt) for prompt in prompts[:6]])
+    assert token_ids(outputs) == plain_text[:6]
+    assert 2.2 <= mean_accept_length(outputs) <= 3.5
+    # The likeliest child of the root is its first: others have been accepted, too.
+    assert {path[1] for path in paths if len(path) > 1} > {1}
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])

@@ -231,8 +231,8 @@ COMMON: tuple[Name, ...] = (
     Name(
         "sglang.srt.speculative.spec_info:SpeculativeAlgorithm",
         "read",
-        "NONE hides speculation from the target for a plain step; whether the server speculates, and "
-        "with a model of its own",
+        "NONE hides speculation from the target for a plain step; whether the server speculates, "
+        "and with a draft model that is a model of its own",
         fields=("NONE", "is_none", "is_standalone"),
     ),
     Name(
@@ -320,6 +320,7 @@ LIVE: tuple[Live, ...] = (
         "the draft's step after a plain one, and the shape of its proposals",
     ),
     Live(DRAFT_CONFIG, ("dtype",), "the shape of proposals"),
+    Live(DRAFT_CONFIG, ("is_hybrid_swa",), "whether dynspec supports a standalone draft"),
 )
 
 INSTANCES: tuple[Instance, ...] = (

@@ -281,8 +281,8 @@ def _step_states(worker: Any, settings: Settings) -> Any:
     if between and what is not None:
         _say(
             logging.WARNING,
-            "sglang_dynspec: %s can run 0 or %d draft steps only; %s left out. Others can be had with "
-            "EAGLE and EAGLE3 at --speculative-eagle-topk 1, from SGLang 0.5.12 on.",
+            "sglang_dynspec: %s can run 0 or %d draft steps only; %s left out. Others can be had "
+            "with EAGLE and EAGLE3 at --speculative-eagle-topk 1, from SGLang 0.5.12 on.",
             what,
             most,
             ", ".join(map(str, between)),

@@ -108,15 +108,26 @@ _MULTI_LAYER = (
 )
 
 
+# NEXTN is SGLang's other name of EAGLE.
+_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+
+
+def _wrong_algorithm(algorithm: str) -> str:
+    return (
+        f"--speculative-algorithm is {algorithm}, and only EAGLE, EAGLE3 and STANDALONE are "
+        "supported; use one of them"
+    )
+
+
 def _wrong_worker(worker: type) -> str:
     # A draft model for each draft step, each with a state and graphs of its own.
     if worker.__name__.startswith("MultiLayerEagle"):
         return _MULTI_LAYER
     return (
         f"speculation runs through {worker.__name__}, and only EAGLEWorkerV2 and "
-        "StandaloneWorkerV2 are supported; use --speculative-algorithm EAGLE, EAGLE3 or STANDALONE, "
-        "up to SGLang 0.5.12 with the overlap scheduler and --speculative-eagle-topk 1, and up to "
-        "0.5.10 with SGLANG_ENABLE_SPEC_V2=1"
+        "StandaloneWorkerV2 are supported; use --speculative-algorithm EAGLE, EAGLE3 or "
+        "STANDALONE, up to SGLang 0.5.12 with the overlap scheduler and --speculative-eagle-topk "
+        "1, and up to 0.5.10 with SGLANG_ENABLE_SPEC_V2=1"
     )
 
 
@@ -129,11 +140,19 @@ def _supported_workers() -> tuple[type, ...]:
     return EAGLEWorkerV2, StandaloneWorkerV2
 
 
+def _wrong_topk(topk: int) -> str:
+    return (
+        f"--speculative-eagle-topk is {topk}, and up to SGLang 0.5.12 only 1 is supported; set it "
+        "to 1, with --speculative-num-draft-tokens one more than --speculative-num-steps, or use "
+        "0.5.13 or later"
+    )
+
+
 def _tree_in_pages(topk: int, page_size: int) -> str:
     # SGLang then keeps each branch of the tree in pages of its own (prepare_for_draft).
     return (
-        f"--speculative-eagle-topk is {topk} and --page-size {page_size}, and only one of them above "
-        "1 is supported; set the other to 1"
+        f"--speculative-eagle-topk is {topk} and --page-size {page_size}, and only one of them "
+        "above 1 is supported; set the other to 1"
     )
 
 
@@ -155,7 +174,13 @@ def _worker_refusal(scheduler: Any) -> str | None:
         return "models with DeepSeek sparse attention in the draft model are not supported yet"
     if worker.topk != 1 and scheduler.page_size != 1:
         return _tree_in_pages(worker.topk, scheduler.page_size)
+    if worker.speculative_algorithm.is_standalone() and _has_windows(worker.draft_worker):
+        return "standalone draft models with sliding-window attention are not supported yet"
     return None
+
+
+def _has_windows(draft_worker: Any) -> bool:
+    return bool(draft_worker.draft_runner.model_config.is_hybrid_swa)
 
 
 def _argument_refusals(server_args: Any) -> Iterator[str]:
@@ -177,15 +202,20 @@ def _model_refusal(scheduler: Any) -> str | None:
 
 
 def _speculation_refusals_ahead(server_args: Any) -> Iterator[str]:
-    if server_args.speculative_algorithm is None:
+    algorithm = server_args.speculative_algorithm
+    if algorithm is None:
         yield _NO_SPECULATION
         return
-    worker = _worker_class(server_args.speculative_algorithm, server_args)
-    if worker is not None and worker not in _supported_workers():
-        yield _wrong_worker(worker)
+    worker = _worker_class(algorithm, server_args)
     # None stands for what SGLang chooses later, by the model.
     topk, page_size = server_args.speculative_eagle_topk, server_args.page_size
-    if topk not in (None, 1) and page_size not in (None, 1):
+    if algorithm not in _ALGORITHMS:
+        yield _wrong_algorithm(algorithm)
+    elif topk not in (None, 1) and not _speculates_without_overlap():
+        yield _wrong_topk(topk)  # SGLang takes an older worker then, or does not start (to 0.5.10)
+    elif worker is not None and worker not in _supported_workers():
+        yield _wrong_worker(worker)
+    elif topk not in (None, 1) and page_size not in (None, 1):
         yield _tree_in_pages(topk, page_size)
     if server_args.page_size not in (None, 1):
         yield _wrong_page(server_args.page_size)

@@ -1,4 +1,4 @@
-"""Unmodified SGLang with EAGLE, EAGLE-3 or STANDALONE on a CPU, for tests and for trying things out.
+"""Unmodified SGLang with EAGLE, EAGLE-3 or STANDALONE on a CPU, for tests and for trying it out.
 
 Every process needs two things: the environment of :func:`environment`, and :func:`install` at
 interpreter start, before SGLang is imported. With sglang_dynspec installed the second follows from

@@ -25,8 +25,8 @@ by content only, or looks at its own position: 0.5.9 rotates the draft's decode 
 too far, later releases do not, and both keep the order of matches.
 
 The standalone draft is a Llama of its own, half as deep and narrower, which is given no hidden
-states. It finds b, c and d as the target does, and says 0 for e, so that it is right as often as the
-others are. (On 0.5.9 its second draft token is less often: d is one position back.)
+states. It finds b, c and d as the target does, and says 0 for e, so that it is right as often as
+the others are. (On 0.5.9 its second draft token is less often: it finds d one position back.)
 
 The best logit leads the second by about ``LOGIT_GAP``, far above float32 rounding: greedy output
 cannot depend on what else is in the batch.

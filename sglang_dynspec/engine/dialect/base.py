@@ -195,8 +195,8 @@ class Dialect(ABC):
         return None
 
     def reads_hidden(self, worker: Any) -> bool:
-        """Whether SGLang keeps the target's hidden states for the draft model. A standalone draft is
-        a model of its own and has no use for them."""
+        """Whether SGLang keeps the target's hidden states for the draft model. A standalone draft
+        is a model of its own and has no use for them."""
         return not worker.speculative_algorithm.is_standalone()
 
     def result_width(self, worker: Any) -> int:

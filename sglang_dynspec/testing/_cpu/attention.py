@@ -2,9 +2,9 @@
 
 SGLang's own ``torch_native`` knows plain prefill and decode only. This one adds TARGET_VERIFY,
 DRAFT_EXTEND (both kinds) and the draft's decode steps, where step i reads i + 1 slots beyond the
-committed length (upstream: ``FlashInferMultiStepDraftBackend`` and its siblings). With top-k above 1
-each of a request's k branches has slots of its own there, and a node of the verified tree sees its
-ancestors alone.
+committed length (upstream: ``FlashInferMultiStepDraftBackend`` and its siblings). With top-k above
+1 each of a request's k branches has slots of its own there, and a node of the verified tree sees
+its ancestors alone.
 
 A request's result does not depend on its batch beyond float32 rounding: keys of other requests are
 never in its row, and padding is masked out.
@@ -174,9 +174,7 @@ def _tree(rows: Tensor, lengths: list[int], nodes: int, custom_mask: Tensor) -> 
     )
 
 
-def _branches(
-    rows: Tensor, lengths: list[int], step: int, topk: int, num_steps: int
-) -> _Group:
+def _branches(rows: Tensor, lengths: list[int], step: int, topk: int, num_steps: int) -> _Group:
     """One query for each of a request's branches, which sees what is committed and its own branch.
 
     Branch k has ``num_steps`` slots from length + k * num_steps on (upstream:
