@@ -80,10 +80,10 @@ def steps_refusal(steps: Sequence[int], most: int) -> str | None:
 
 
 def only_on_off(worker: Any) -> str | None:
-    """Why a worker can run all its draft steps or none, and no number between, or None.
+    """What keeps a worker to all of its draft steps or none, in words, or None.
 
-    SGLang builds states for others with these alone (adaptive_unsupported_reason in its
-    adaptive_spec_params.py).
+    Other numbers need states of SGLang's adaptive speculation, which it has for EAGLE and EAGLE3
+    with chains alone (``adaptive_unsupported_reason`` in its adaptive_spec_params.py).
     """
     if worker.speculative_algorithm.is_standalone():
         return "STANDALONE"
@@ -106,8 +106,6 @@ _MULTI_LAYER = (
     "multi-layer EAGLE is not supported yet; start the server without --enable-multi-layer-eagle, "
     "or, where SGLang sets that for the model, without sglang_dynspec"
 )
-
-
 # NEXTN is SGLang's other name of EAGLE.
 _ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
 
