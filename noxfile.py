@@ -20,7 +20,9 @@ BETWEEN = {
     "0.5.16": "0.5.17",
     "0.5.17": "0.5.17",
     "0.5.18": "0.5.17",
+    "0.5.19": "0.5.17",
     "0.5.20": "0.5.23",
+    "0.5.21": "0.5.23",
     "0.5.22": "0.5.23",
 }
 # One torch for all: the CPU engine runs each release on it. torchvision must match it exactly.

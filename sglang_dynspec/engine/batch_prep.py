@@ -13,6 +13,7 @@ def decide(runtime: Runtime, batch: Any) -> None:
     if batch.spec_info is None or batch.req_to_token_pool is not runtime.worker.req_to_token_pool:
         return  # nothing to decode, or another scheduler's
     decision = runtime.controller.decide(view(runtime, batch), runtime.dialect.blocked(batch))
+    decision.as_verified = decision.num_steps == 0 and runtime.dialect.as_verified(batch)
     setattr(batch.spec_info, DECISION, decision)
 
 

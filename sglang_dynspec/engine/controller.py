@@ -39,6 +39,8 @@ class Decision:
     """Requests in the batch."""
     started: float
     """When the step was prepared, in seconds of the controller's clock."""
+    as_verified: bool = False
+    """Whether a plain step is to sample as a verification does."""
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_dynspec.engine import draft_state
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect.base import Dialect, OnPublish
+from sglang_dynspec.engine.dialect.verified import Barrier
 from sglang_dynspec.engine.draft_state import DraftExtend
 from sglang_dynspec.engine.temporarily import temporarily
 
@@ -27,6 +28,8 @@ def run(
     *,
     extend: DraftExtend | None,
     on_publish: OnPublish | None = None,
+    as_verified: bool = False,
+    barrier: Barrier | None = None,
 ) -> Any:
     """Decode one token for every request of the batch, without drafting.
 
@@ -36,6 +39,8 @@ def run(
             worker changes it.
         extend: writes the draft's KV too (``warm``).
         on_publish: from SGLang 0.5.13; to be called with the new lengths once they are known.
+        as_verified: sample as SGLang's verification does, instead of with the ordinary sampler.
+        barrier: from SGLang 0.5.17; to be called before grammars are looked at.
 
     Returns:
         SGLang's GenerationBatchResult, one token accepted for each request.
@@ -45,7 +50,11 @@ def run(
     new_seq_lens = seq_lens + 1
     keep_hidden = extend is not None and extend.reads_hidden
     with target.active(), _as_plain_decode(dialect, worker, batch, new_seq_lens):
-        result = dialect.forward_target(worker, batch, keep_hidden=keep_hidden)
+        result = dialect.forward_target(
+            worker, batch, keep_hidden=keep_hidden, sample=not as_verified
+        )
+        if as_verified:
+            dialect.sample_as_verified(batch, batch.input_ids, result, barrier)
     if on_publish is not None:
         on_publish(new_seq_lens)
     width = dialect.result_width(worker) if extend is None else extend.width

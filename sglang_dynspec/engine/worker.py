@@ -21,13 +21,20 @@ def forward(
     Args:
         wrapped: SGLang's bound method.
         args: its arguments; the first is the batch.
-        kwargs: its arguments by name, among them ``on_publish`` from 0.5.13.
+        kwargs: its arguments by name, among them ``on_publish`` from 0.5.13, and from 0.5.17 on
+            ``grammar_barrier``.
     """
     batch = _argument(args, kwargs, 0, runtime.dialect.batch_parameter)
     decision = None if batch is None else _take_decision(runtime, batch)
     result = None
     if decision is not None and decision.num_steps == 0:
-        result = _try_plain(runtime, batch, _argument(args, kwargs, 1, "on_publish"))
+        result = _try_plain(
+            runtime,
+            batch,
+            as_verified=decision.as_verified,
+            on_publish=_argument(args, kwargs, 1, "on_publish"),
+            barrier=kwargs.get("grammar_barrier"),
+        )
         if result is None:
             runtime.controller.instead(decision)
     if result is None:
@@ -72,7 +79,7 @@ def _kind(batch: Any) -> str:
     return "prefill" if mode.is_extend() else "other"
 
 
-def _try_plain(runtime: Runtime, batch: Any, on_publish: Any) -> Any:
+def _try_plain(runtime: Runtime, batch: Any, **how: Any) -> Any:
     before = vars(batch).copy()
     try:
         return plain_decode.run(
@@ -81,7 +88,7 @@ def _try_plain(runtime: Runtime, batch: Any, on_publish: Any) -> Any:
             runtime.worker,
             batch,
             extend=runtime.draft_extend if runtime.draft_state == "warm" else None,
-            on_publish=on_publish,
+            **how,
         )
     except Exception as error:
         # Nothing is committed yet: the KV written lies past the committed length, and lengths that

@@ -1,7 +1,7 @@
 """The CPU engine: unmodified SGLang with EAGLE, EAGLE-3 or STANDALONE on a CPU, and tools to test
 with it.
 
-Runs SGLang 0.5.9 to 0.5.18 and 0.5.20 to 0.5.23. Importing this package imports neither torch nor
+Runs SGLang 0.5.9 to 0.5.23. Importing this package imports neither torch nor
 SGLang.
 
 In one process, with a real Scheduler whose loop the test drives (see :mod:`.scheduler`):

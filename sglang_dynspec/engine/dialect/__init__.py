@@ -22,7 +22,9 @@ _DIALECTS = {
     "0.5.16": ("schedule_batch_early", "DerivedModeDialect"),
     "0.5.17": ("schedule_batch", "ScheduleBatchDialect"),
     "0.5.18": ("schedule_batch_late", "SharedReadDialect"),
+    "0.5.19": ("schedule_batch_late", "LengthsOnKvDialect"),
     "0.5.20": ("schedule_batch_late", "LengthsOnKvDialect"),
+    "0.5.21": ("schedule_batch_late", "AttentionOwnerDialect"),
     "0.5.22": ("schedule_batch_late", "WatermarkDialect"),
     "0.5.23": ("schedule_batch_late", "OwnDraftLayoutDialect"),
 }

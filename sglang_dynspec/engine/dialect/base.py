@@ -14,7 +14,7 @@ from sglang.srt.layers.moe.utils import (
 )
 
 from sglang_dynspec.engine.contract import Instance, Live, Name
-from sglang_dynspec.engine.dialect import adaptive
+from sglang_dynspec.engine.dialect import adaptive, verified
 
 # Attributes of SGLang's draft worker.
 EXTEND_BACKEND = "draft_extend_attn_backend"
@@ -50,6 +50,8 @@ class Dialect(ABC):
     times_graphs: ClassVar[bool] = False
     """Whether graphs can be timed by themselves. Up to 0.5.11 a graph of draft steps moves its
     positions on with each replay, past the end at last; from 0.5.12 on it sets them back."""
+    mask_field: ClassVar[str] = "vocab_mask"
+    """Field of SamplingBatchInfo with the mask of grammars."""
     extend_runs_on_runner: ClassVar[bool] = False
     """Whether the draft-extend reads its attention backend from the draft's model runner."""
 
@@ -69,32 +71,34 @@ class Dialect(ABC):
     def blocked(self, batch: Any) -> str | None:
         """Why plain decode cannot run this ScheduleBatch, as a word to count under, or None.
 
-        Plain decode samples with the target's ordinary sampler. Where SGLang's verification of
-        this release treats a request differently from it, or where nothing has been tested, the
-        batch goes to SGLang.
+        The batch goes to SGLang where a plain step could not return what SGLang's own does, or
+        where nothing has been tested.
         """
         sampling = batch.sampling_info
-        if batch.has_grammar:
-            return "grammar"
-        if batch.return_logprob:
-            return "logprobs"
         if batch.return_hidden_states:
             return "hidden_states"
-        if sampling.penalizer_orchestrator.is_required:
-            return "penalties"
-        if sampling.logit_bias is not None:
-            return "logit_bias"
-        if sampling.need_min_p_sampling:
-            return "min_p"
-        if sampling.has_custom_logit_processor:
-            return "custom_logit_processor"
-        if sampling.sampling_seed is not None:
+        # Which random number a token gets depends on where SGLang's steps begin, and how wide they
+        # are. Greedy sampling needs none.
+        if sampling.sampling_seed is not None and not sampling.is_all_greedy:
             return "sampling_seed"
         inputs = batch.multimodal_inputs
         # Counted rather than looped over: this runs before every step.
         if inputs is not None and inputs.count(None) != len(inputs):
             return "multimodal"
         return None
+
+    def as_verified(self, batch: Any) -> bool:
+        """Whether a plain step of this ScheduleBatch must sample as SGLang's verification does,
+        because that treats some of its requests otherwise than the ordinary sampler."""
+        sampling = batch.sampling_info
+        return bool(
+            batch.has_grammar
+            or batch.return_logprob
+            or sampling.penalizer_orchestrator.is_required
+            or sampling.logit_bias is not None
+            or sampling.need_min_p_sampling
+            or sampling.has_custom_logit_processor
+        )
 
     @abstractmethod
     def context_tokens(self, batch: Any) -> int:
@@ -105,12 +109,49 @@ class Dialect(ABC):
         """Sampled tokens whose KV the target has not written yet. Shape (bs,), integer."""
 
     @abstractmethod
-    def forward_target(self, worker: Any, batch: Any, *, keep_hidden: bool) -> Any:
+    def forward_target(
+        self, worker: Any, batch: Any, *, keep_hidden: bool, sample: bool = True
+    ) -> Any:
         """Run the target's forward and sampler on a batch that looks like a plain decode.
 
+        Args:
+            keep_hidden: keep the hidden states that the draft model consumes.
+            sample: with the target's ordinary sampler; without it there are logits only.
+
         Returns:
-            SGLang's GenerationBatchResult, ``next_token_ids`` of shape (bs,).
+            SGLang's GenerationBatchResult, ``next_token_ids`` of shape (bs,) if sampled.
         """
+
+    def sample_as_verified(
+        self, batch: Any, tokens: torch.Tensor, result: Any, barrier: verified.Barrier | None
+    ) -> None:
+        """Sample as SGLang's verification does.
+
+        Args:
+            batch: the worker's, as the forward has seen it.
+            tokens: those it was run on, shape (bs,), int64.
+            result: of :meth:`forward_target` without sampling; gets ``next_token_ids`` (bs,), and
+                log-probabilities where the batch asks for them.
+            barrier: brings grammars up to date, where the scheduler has not.
+        """
+        mask = verified.take_mask(batch, self.mask_field, barrier)
+        tree = verified.one_node_tree(tokens)
+        if mask is not None:
+            tree.grammar = next(g for g in batch.sampling_info.grammars if g)
+        logits = result.logits_output
+        predict, _, accepted = self.verified_sampler()(tree, batch, logits, mask)
+        if batch.return_logprob:
+            self.add_logprobs(batch, logits, predict, accepted)
+        result.next_token_ids = predict
+
+    @abstractmethod
+    def verified_sampler(self) -> Callable[..., Any]:
+        """SGLang's sampling of a verification: (tree, batch, logits, mask) -> tokens (bs,), accept
+        lengths (bs,), indices of accepted tokens (bs, 1)."""
+
+    @abstractmethod
+    def add_logprobs(self, batch: Any, logits: Any, predict: Any, accepted: Any) -> None:
+        """Have SGLang add the log-probabilities of accepted tokens to the logits' output."""
 
     @abstractmethod
     def set_result(

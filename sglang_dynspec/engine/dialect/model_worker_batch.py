@@ -3,6 +3,7 @@ freely."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -48,12 +49,29 @@ class ModelWorkerBatchDialect(Dialect):
         pending: torch.Tensor = getattr(draft_input, self.pending_field)
         return pending
 
-    def forward_target(self, worker: Any, batch: Any, *, keep_hidden: bool) -> Any:
+    def blocked(self, batch: Any) -> str | None:
+        # 0.5.9 drops them after the first token, and 0.5.10 computes them in another place.
+        if batch.return_logprob:
+            return "logprobs"
+        return super().blocked(batch)
+
+    def verified_sampler(self) -> Callable[..., Any]:
+        from sglang.srt.speculative.eagle_info_v2 import EagleVerifyInputV2Mixin
+
+        sample: Callable[..., Any] = EagleVerifyInputV2Mixin.sample
+        return sample
+
+    def add_logprobs(self, batch: Any, logits: Any, predict: Any, accepted: Any) -> None:
+        raise NotImplementedError("such a batch is not decoded plainly")
+
+    def forward_target(
+        self, worker: Any, batch: Any, *, keep_hidden: bool, sample: bool = True
+    ) -> Any:
         mode = graphs.hidden_mode(keep_hidden=keep_hidden)
         # The lengths were made on the scheduler's stream; see EAGLEWorkerV2.verify.
         batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
         with temporarily(batch, capture_hidden_mode=mode):
-            return worker.target_worker.forward_batch_generation(batch)
+            return worker.target_worker.forward_batch_generation(batch, is_verify=not sample)
 
     def set_result(
         self,
@@ -122,6 +140,14 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
         *names.INSTANCES_FROM_0_5_12,
         *names.GRAPHS_BY_SIZE,
     )
+
+    def blocked(self, batch: Any) -> str | None:
+        return Dialect.blocked(self, batch)
+
+    def add_logprobs(self, batch: Any, logits: Any, predict: Any, accepted: Any) -> None:
+        from sglang.srt.layers.utils.logprob import compute_spec_v2_logprobs
+
+        compute_spec_v2_logprobs(batch, logits, predict, accepted, 0)
 
     def set_result(
         self,

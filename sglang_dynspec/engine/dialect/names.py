@@ -3,6 +3,8 @@ went after; the dialects put their contracts together from them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from sglang_dynspec.engine.contract import (
     DECODE_BATCH_FIELDS,
     DRAFT_CONFIG,
@@ -135,6 +137,7 @@ LAYOUT_BY_GROUP = Name(
     "the draft model's parallel layout",
     parameters=("tp_group",),
 )
+LAYOUT_BY_GROUP_AND_OWNER = replace(LAYOUT_BY_GROUP, keywords=("owns_attention",))
 LAYOUT_BY_GROUP_LIVE: tuple[Live, ...] = (
     Live(DRAFT_WORKER, ("draft_tp_context",), "the draft model's parallel layout"),
     Live(DRAFT_RUNNER, ("tp_group",), "the draft model's parallel layout"),
@@ -380,5 +383,5 @@ def layout_by(parameter: str) -> Name:
 
 
 def layout_in(attribute: str) -> Live:
-    """From 0.5.22 on, where the draft worker keeps what its context is made with."""
+    """From 0.5.21 on, where the draft worker keeps what its context is made with."""
     return Live(DRAFT_WORKER, (attribute,), "the draft model's parallel layout")

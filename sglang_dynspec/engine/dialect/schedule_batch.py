@@ -3,6 +3,7 @@ restores afterwards (Scheduler._forward_isolation), and publishes the new length
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ class ScheduleBatchDialect(Dialect):
     builds_steps = True
     times_graphs = True
     extend_runs_on_runner = True
+    mask_field = "grammar_mask"
     capture_draft_graphs: ClassVar[str] = "_capture_cuda_graphs"
     """Method of the draft worker."""
     live: ClassVar[tuple[Live, ...]] = (
@@ -63,10 +65,25 @@ class ScheduleBatchDialect(Dialect):
     def pending_tokens(self, draft_input: Any) -> torch.Tensor:
         return draft_input.bonus_tokens
 
-    def forward_target(self, worker: Any, batch: Any, *, keep_hidden: bool) -> Any:
+    def forward_target(
+        self, worker: Any, batch: Any, *, keep_hidden: bool, sample: bool = True
+    ) -> Any:
         return worker.target_worker.forward_batch_generation(
-            batch, capture_hidden_mode=graphs.hidden_mode(keep_hidden=keep_hidden)
+            batch,
+            is_verify=not sample,
+            capture_hidden_mode=graphs.hidden_mode(keep_hidden=keep_hidden),
         )
+
+    def verified_sampler(self) -> Callable[..., Any]:
+        from sglang.srt.speculative.eagle_utils import eagle_sample
+
+        sample: Callable[..., Any] = eagle_sample
+        return sample
+
+    def add_logprobs(self, batch: Any, logits: Any, predict: Any, accepted: Any) -> None:
+        from sglang.srt.layers.logprob_processor import compute_spec_v2_logprobs
+
+        compute_spec_v2_logprobs(batch, logits, predict, accepted, 0)
 
     def set_result(
         self,

@@ -3,6 +3,7 @@ what it has. The oldest is the last of this module."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
@@ -19,6 +20,7 @@ class DerivedModeDialect(ScheduleBatchDialect):
     """0.5.16: a graph runner has its mode of hidden states elsewhere."""
 
     family = "0.5.16"
+    mask_field = "vocab_mask"
     contract: ClassVar[tuple[Name, ...]] = (
         *names.FROM_0_5_16,
         names.LAYOUT_BY_GROUP,
@@ -57,10 +59,17 @@ class ModeOnBatchDialect(DerivedModeDialect):
     def blocked(self, batch: Any) -> str | None:
         return Dialect.blocked(self, batch)  # sampling masks came with 0.5.16
 
-    def forward_target(self, worker: Any, batch: Any, *, keep_hidden: bool) -> Any:
+    def add_logprobs(self, batch: Any, logits: Any, predict: Any, accepted: Any) -> None:
+        from sglang.srt.layers.utils.logprob import compute_spec_v2_logprobs
+
+        compute_spec_v2_logprobs(batch, logits, predict, accepted, 0)
+
+    def forward_target(
+        self, worker: Any, batch: Any, *, keep_hidden: bool, sample: bool = True
+    ) -> Any:
         # ForwardBatch.init_new takes it from the batch and resets it.
         batch.capture_hidden_mode = graphs.hidden_mode(keep_hidden=keep_hidden)
-        return worker.target_worker.forward_batch_generation(batch)
+        return worker.target_worker.forward_batch_generation(batch, is_verify=not sample)
 
 
 class WholeForwardBarrierDialect(ModeOnBatchDialect):
@@ -98,6 +107,12 @@ class WholeForwardBarrierDialect(ModeOnBatchDialect):
 
         # 0.5.14 was the first to build none for 0 draft steps; this one fails.
         return temporarily(DraftBackendFactory, create_decode_backend=lambda _: None)
+
+    def verified_sampler(self) -> Callable[..., Any]:
+        from sglang.srt.speculative.eagle_info_v2 import EagleVerifyInputV2Mixin
+
+        sample: Callable[..., Any] = EagleVerifyInputV2Mixin.sample
+        return sample
 
     def publish_read_done(self, worker: Any) -> None:
         """There is nothing that would wait for less than the whole forward."""

@@ -30,14 +30,19 @@ class SharedReadDialect(ScheduleBatchDialect):
         worker.last_shared_read_runner.shared_read_done_event = runner.shared_read_done_event
         runner.shared_read_done_event = None
 
+    def add_logprobs(self, batch: Any, logits: Any, predict: Any, accepted: Any) -> None:
+        from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+
+        compute_spec_logprobs(batch, logits, predict, accept_index=accepted)
+
     def one_token_graphs(self) -> AbstractContextManager[Any]:
         return nullcontext()  # SGLang's override is enough again
 
 
 class LengthsOnKvDialect(SharedReadDialect):
-    """0.5.20: a request's lengths are on its `kv`."""
+    """0.5.19 and 0.5.20: a request's lengths are on its `kv`."""
 
-    family = "0.5.20"
+    family = "0.5.19 to 0.5.20"
     instances: ClassVar[tuple[Instance, ...]] = (
         *names.INSTANCES_FROM_0_5_17,
         *names.LENGTHS_ON_KV,
@@ -45,6 +50,23 @@ class LengthsOnKvDialect(SharedReadDialect):
 
     def context_tokens(self, batch: Any) -> int:
         return sum(map(_committed_len, batch.reqs))
+
+
+class AttentionOwnerDialect(LengthsOnKvDialect):
+    """0.5.21: the context of the draft also asks who owns attention."""
+
+    family = "0.5.21"
+    live: ClassVar[tuple[Live, ...]] = (
+        *LengthsOnKvDialect.live,
+        names.layout_in("draft_owns_attention"),
+    )
+    contract: ClassVar[tuple[Name, ...]] = (*names.FROM_0_5_17, names.LAYOUT_BY_GROUP_AND_OWNER)
+
+    def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = draft_worker.draft_tp_context(
+            draft_worker.draft_runner.tp_group, owns_attention=draft_worker.draft_owns_attention
+        )
+        return context
 
 
 class WatermarkDialect(LengthsOnKvDialect):
