@@ -84,8 +84,12 @@ def test_models_are_made_by_their_seed_alone(models: Models, tmp_path: Path) -> 
 
 
 def contents(models: Models) -> list[bytes]:
-    homes = (models.target, models.eagle, models.eagle3, models.standalone)
-    return [(home / "model.safetensors").read_bytes() for home in homes]
+    return [(home / "model.safetensors").read_bytes() for home in homes(models)]
+
+
+def homes(models: Models) -> tuple[Path, ...]:
+    """As ``Models`` is made of them."""
+    return models.target, models.eagle, models.eagle3, models.standalone
 
 
 def test_models_are_made_once_by_many_at_a_time(tmp_path: Path) -> None:
@@ -501,11 +505,10 @@ def test_simulated_acceptance(models: Models) -> None:
         "    [output] = s.run([Request([70, 80, 90], max_new_tokens=300)])\n"
         "print(json.dumps(output.chunks))\n"
     )
-    homes = map(str, (models.target, models.eagle, models.eagle3))
     result = python(
         "-c",
         code,
-        *homes,
+        *map(str, homes(models)),
         SGLANG_SIMULATE_ACC_LEN="2.5",
         SGLANG_SIMULATE_ACC_METHOD="match-expected",
     )
@@ -523,7 +526,7 @@ if __name__ == "__main__":
     os.environ.update(cpu_engine.environment())
     cpu_engine.install()
     import sglang
-    models, prompts = Models(*map(Path, sys.argv[1:4])), json.loads(sys.argv[4])
+    models, prompts = Models(*map(Path, sys.argv[1:5])), json.loads(sys.argv[5])
     engine = sglang.Engine(**cpu_engine.server_args("EAGLE3", models=models))
     greedy = dict(temperature=0, max_new_tokens=60, ignore_eos=True)
     results = engine.generate(input_ids=prompts, sampling_params=greedy)
@@ -544,8 +547,7 @@ def engine_script(tmp_path: Path) -> Path:
 def test_engine(
     models: Models, prompts: list[list[int]], plain_text: list[list[int]], engine_script: Path
 ) -> None:
-    homes = map(str, (models.target, models.eagle, models.eagle3))
-    result = python(str(engine_script), *homes, json.dumps(prompts))
+    result = python(str(engine_script), *map(str, homes(models)), json.dumps(prompts))
     assert result.returncode == 0, result.stderr
     texts, words = json.loads(result.stdout.splitlines()[-1])
     assert texts == plain_text
