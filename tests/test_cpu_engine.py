@@ -38,6 +38,9 @@ SUBPROCESS_LIMIT = 150  # seconds; a start takes 10 when the machine is idle
 needs_both_loops = pytest.mark.skipif(
     not cpu_engine.speculates_without_overlap(), reason="spec v2 under overlap only, up to 0.5.12"
 )
+needs_trees = pytest.mark.skipif(
+    not cpu_engine.speculates_without_overlap(), reason="spec v2 drafts no trees up to 0.5.12"
+)
 
 
 @pytest.fixture(scope="session")
@@ -81,8 +84,12 @@ def test_models_are_made_by_their_seed_alone(models: Models, tmp_path: Path) -> 
 
 
 def contents(models: Models) -> list[bytes]:
-    homes = (models.target, models.eagle, models.eagle3)
-    return [(home / "model.safetensors").read_bytes() for home in homes]
+    return [(home / "model.safetensors").read_bytes() for home in homes(models)]
+
+
+def homes(models: Models) -> tuple[Path, ...]:
+    """As ``Models`` is made of them."""
+    return models.target, models.eagle, models.eagle3, models.standalone
 
 
 def test_models_are_made_once_by_many_at_a_time(tmp_path: Path) -> None:
@@ -269,6 +276,42 @@ def test_speculation_writes_the_same_text(
     assert sum(first.chunks) == 60
     assert first.chunks[0] == 1  # the prefill's
     assert first.verify_steps >= len(first.chunks) - 1
+
+
+def test_a_standalone_draft_writes_the_same_text(
+    models: Models, prompts: list[list[int]], plain_text: list[list[int]]
+) -> None:
+    with InProcessScheduler("STANDALONE", models=models) as scheduler:
+        draft = scheduler.scheduler.draft_worker.draft_worker.draft_runner
+        assert draft.model_config.hidden_size < 64
+        outputs = scheduler.run([greedy(prompt) for prompt in prompts[:6]])
+    assert token_ids(outputs) == plain_text[:6]
+    assert 2.0 <= mean_accept_length(outputs) <= 3.0
+
+
+@needs_trees
+def test_trees_write_the_same_text_and_find_more_than_their_first_branch(
+    models: Models,
+    prompts: list[list[int]],
+    plain_text: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sglang_dynspec.testing._cpu import kernels
+
+    write_path, paths = kernels._write_path, []
+
+    def noted(b: int, path: list[int], *out: Any) -> None:
+        paths.append([row - path[0] for row in path])
+        write_path(b, path, *out)
+
+    monkeypatch.setattr(kernels, "_write_path", noted)
+    tree = {"speculative_eagle_topk": 4, "speculative_num_draft_tokens": 12}
+    with InProcessScheduler("EAGLE3", models=models, **tree) as scheduler:
+        outputs = scheduler.run([greedy(prompt) for prompt in prompts[:6]])
+    assert token_ids(outputs) == plain_text[:6]
+    assert 2.2 <= mean_accept_length(outputs) <= 3.5
+    # The likeliest child of the root is its first: others have been accepted, too.
+    assert {path[1] for path in paths if len(path) > 1} > {1}
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 5])
@@ -506,11 +549,10 @@ def test_simulated_acceptance(models: Models) -> None:
         "    [output] = s.run([Request([70, 80, 90], max_new_tokens=300)])\n"
         "print(json.dumps(output.chunks))\n"
     )
-    homes = map(str, (models.target, models.eagle, models.eagle3))
     result = python(
         "-c",
         code,
-        *homes,
+        *map(str, homes(models)),
         SGLANG_SIMULATE_ACC_LEN="2.5",
         SGLANG_SIMULATE_ACC_METHOD="match-expected",
     )
@@ -528,7 +570,7 @@ if __name__ == "__main__":
     os.environ.update(cpu_engine.environment())
     cpu_engine.install()
     import sglang
-    models, prompts = Models(*map(Path, sys.argv[1:4])), json.loads(sys.argv[4])
+    models, prompts = Models(*map(Path, sys.argv[1:5])), json.loads(sys.argv[5])
     engine = sglang.Engine(**cpu_engine.server_args("EAGLE3", models=models))
     greedy = dict(temperature=0, max_new_tokens=60, ignore_eos=True)
     results = engine.generate(input_ids=prompts, sampling_params=greedy)
@@ -549,8 +591,7 @@ def engine_script(tmp_path: Path) -> Path:
 def test_engine(
     models: Models, prompts: list[list[int]], plain_text: list[list[int]], engine_script: Path
 ) -> None:
-    homes = map(str, (models.target, models.eagle, models.eagle3))
-    result = python(str(engine_script), *homes, json.dumps(prompts))
+    result = python(str(engine_script), *map(str, homes(models)), json.dumps(prompts))
     assert result.returncode == 0, result.stderr
     texts, words = json.loads(result.stdout.splitlines()[-1])
     assert texts == plain_text

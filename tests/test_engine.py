@@ -9,12 +9,21 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.in_force import SERVERS, InForce, ids, in_force, prompts, reference, server_name
+from support.in_force import (
+    SERVERS,
+    InForce,
+    accept_length,
+    ids,
+    in_force,
+    prompts,
+    reference,
+    server_name,
+)
 from support.policies import Alternate, PlainFirst, Recorder, Toggle
 
 from sglang_dynspec import Always, BatchSize, Never
-from sglang_dynspec.engine import install, relay
-from sglang_dynspec.testing.scheduler import Output, Request
+from sglang_dynspec.engine import relay
+from sglang_dynspec.testing.scheduler import Request
 
 
 def mixed(longest: int) -> list[Request]:
@@ -142,20 +151,15 @@ def test_plain_steps_neither_wait_for_lengths_nor_relay_proposals(server, monkey
 # --- the draft's prefill ---------------------------------------------------------------------
 
 
-def draft_wrote_nothing(server: InForce) -> bool:
-    pool = install.runtime().worker.draft_worker.draft_runner.token_to_kv_pool
-    return not any(bool(buffer.any()) for buffer in (*pool.k_buffer, *pool.v_buffer))
-
-
 def test_never_under_skip_leaves_the_draft_model_alone(server, expected):
     assert ids(server.run(Never(), MIXED, "skip")) == expected["mixed"]
     counts = server.controller.counts
     assert counts.draft_prefills == 0
     assert counts.draft_prefills_skipped > 0
-    assert draft_wrote_nothing(server)
+    assert server.draft_wrote_nothing()
     server.run(Never(), MIXED, "warm")
     assert server.controller.counts.draft_prefills_skipped == 0
-    assert not draft_wrote_nothing(server)
+    assert not server.draft_wrote_nothing()
 
 
 def test_prefills_with_and_without_the_draft_take_turns(server, expected):
@@ -179,18 +183,6 @@ def test_a_prefill_is_judged_by_the_batch_it_leads_to(server):
 
 
 # --- the draft's state ------------------------------------------------------------------------
-
-
-def accept_length(outputs: list[Output], start: int, end: int) -> float:
-    """Tokens a step over the steps that begin within a range of the output's positions."""
-    gained = []
-    for output in outputs:
-        at = output.chunks[0]
-        for chunk in output.chunks[1:-1]:
-            if start <= at < end:
-                gained.append(chunk)
-            at += chunk
-    return sum(gained) / len(gained)
 
 
 def test_warm_comes_back_with_its_acceptance_and_skip_does_not(server):

@@ -14,10 +14,18 @@ from support.policies import Alternate, FailsAt
 
 import sglang_dynspec
 from sglang_dynspec import Always, Never, Policy
-from sglang_dynspec.engine import batch_prep, draft_state, install, results, support
+from sglang_dynspec.engine import (
+    batch_prep,
+    draft_state,
+    install,
+    results,
+    server_arguments,
+    support,
+)
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.errors import InstallError
+from sglang_dynspec.testing import cpu_engine
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Request
 
 REQUESTS = [
@@ -306,11 +314,18 @@ class Overlaid:
 
 
 def test_other_workers_and_models_are_refused(shared, monkeypatch):
+    from sglang.srt.speculative.multi_layer_eagle_worker_v2 import MultiLayerEagleWorkerV2
+
     scheduler = shared.scheduler.scheduler
     monkeypatch.setattr(scheduler.draft_worker, "topk", 4)
-    assert "--speculative-eagle-topk is 4" in support.refusal(scheduler)
+    assert support.refusal(scheduler) is None
+    monkeypatch.setattr(scheduler, "page_size", 16)
+    assert "topk is 4 and --page-size 16, and only one" in support.refusal(scheduler)
     monkeypatch.setattr(scheduler, "draft_worker", object())
-    assert "only EAGLEWorkerV2 is supported" in support.refusal(scheduler)
+    assert "through object, and only EAGLEWorkerV2 and Standalone" in support.refusal(scheduler)
+    multi_layer = object.__new__(MultiLayerEagleWorkerV2)
+    monkeypatch.setattr(scheduler, "draft_worker", multi_layer)
+    assert "without --enable-multi-layer-eagle" in support.refusal(scheduler)
     monkeypatch.undo()
     monkeypatch.setattr(scheduler, "is_hybrid_swa", True)
     assert "sliding-window" in support.refusal(scheduler)
@@ -330,3 +345,25 @@ def test_pages_are_refused_in_pools_that_hold_more_than_keys_and_values(shared, 
     assert "class object" in says
     monkeypatch.setattr(scheduler, "page_size", 1)
     assert support.refusal(scheduler) is None
+
+
+# From the release on that speculates without overlap in EAGLEWorkerV2, that drafts trees as well.
+TREES = cpu_engine.speculates_without_overlap()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("EAGLE", None),
+        ("NEXTN", None),
+        ("STANDALONE", None),
+        ("NGRAM", "--speculative-algorithm is NGRAM, and only EAGLE, EAGLE3 and STANDALONE are"),
+        ("EAGLE --enable-multi-layer-eagle", "multi-layer EAGLE is not supported yet; start"),
+        ("EAGLE3 --speculative-eagle-topk 4", None if TREES else "up to SGLang 0.5.12 only 1"),
+    ],
+)
+def test_algorithms_that_are_refused_before_a_server_is_started(arguments, says):
+    words = ["--model-path", "dummy", "--device", "cpu", "--speculative-algorithm"]
+    given = server_arguments._parsed([*words, *arguments.split()])
+    refusals = support.refusals_ahead(given)
+    assert refusals == [] if says is None else says in " ".join(refusals)

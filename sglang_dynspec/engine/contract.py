@@ -138,7 +138,7 @@ COMMON: tuple[Name, ...] = (
     Name(
         "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2",
         "read",
-        "the only worker that dynspec supports",
+        "one of the workers that dynspec supports, and the base of the other",
     ),
     Name(
         "sglang.srt.speculative.eagle_info:EagleDraftInput.is_draft_input",
@@ -248,8 +248,15 @@ COMMON: tuple[Name, ...] = (
     Name(
         "sglang.srt.speculative.spec_info:SpeculativeAlgorithm",
         "read",
-        "NONE hides speculation from the target for a plain step; whether the server speculates",
-        fields=("NONE", "is_none"),
+        "NONE hides speculation from the target for a plain step; whether the server speculates, "
+        "and with a draft model that is a model of its own",
+        fields=("NONE", "is_none", "is_standalone"),
+    ),
+    Name(
+        "sglang.srt.speculative.standalone_worker_v2:StandaloneWorkerV2",
+        "read",
+        "supported as EAGLEWorkerV2 is, from which it has what dynspec wraps and calls",
+        fields=("forward_batch_generation",),
     ),
 )
 
@@ -309,6 +316,11 @@ LIVE: tuple[Live, ...] = (
     Live("scheduler.draft_worker", ("topk", "plan_stream"), "whether dynspec supports them"),
     Live(
         "scheduler.draft_worker",
+        ("speculative_algorithm",),
+        "whether the draft model reads the target's hidden states",
+    ),
+    Live(
+        "scheduler.draft_worker",
         ("target_worker", "draft_worker", "req_to_token_pool", "speculative_num_steps", "device"),
         "what a plain step runs with",
     ),
@@ -330,6 +342,7 @@ LIVE: tuple[Live, ...] = (
         "the draft's step after a plain one, and the shape of its proposals",
     ),
     Live(DRAFT_CONFIG, ("dtype",), "the shape of proposals"),
+    Live(DRAFT_CONFIG, ("is_hybrid_swa",), "whether dynspec supports a standalone draft"),
 )
 
 INSTANCES: tuple[Instance, ...] = (

@@ -32,6 +32,8 @@ class DraftExtend:
         self._values: dict[str, Any] = {}
         self.width: int = worker.draft_worker.speculative_num_draft_tokens
         """Tokens that it writes for each request."""
+        self.reads_hidden: bool = dialect.reads_hidden(worker)
+        """Whether it needs the target's hidden states."""
         self.captured: Captured | None = None
         """Graphs of its own, or None."""
 
@@ -67,11 +69,12 @@ class DraftExtend:
         Args:
             batch: the worker's batch, with the lengths before the step.
             result: with ``next_token_ids`` (bs * width), ``accept_lens`` and ``next_draft_input``
-                set, and hidden states of shape (bs, hidden); these are gone afterwards, so that
-                nobody copies them to the host.
+                set, and hidden states of shape (bs, hidden) where it reads them; these are gone
+                afterwards, so that nobody copies them to the host.
         """
         worker, output = self._worker, result.logits_output
-        output.hidden_states = pad_rows(output.hidden_states, self.width)
+        if self.reads_hidden:
+            output.hidden_states = pad_rows(output.hidden_states, self.width)
         batch.out_cache_loc = window_slots(worker, batch, self.width)
         with self._dialect.draft_context(worker.draft_worker), self.narrowed():
             worker.draft_worker._draft_extend_for_decode(batch, result)

@@ -207,8 +207,8 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     controller = Controller(policy, ladder)
     warm = settings.draft_state == "warm"
     target = PlainTarget(dialect, worker)
-    target.capture(keep_hidden=warm, strict=settings.strict)
     draft_extend = DraftExtend(dialect, worker)
+    target.capture(keep_hidden=warm and draft_extend.reads_hidden, strict=settings.strict)
     if warm:
         draft_extend.narrow(strict=settings.strict)
     if policy.wants_timings:
@@ -270,19 +270,20 @@ def _time_graphs(graphs: Any, controller: Any) -> None:
 
 def _step_states(worker: Any, settings: Settings) -> Any:
     from sglang_dynspec.engine.step_states import StepStates
-    from sglang_dynspec.engine.support import steps_refusal
+    from sglang_dynspec.engine.support import only_on_off, steps_refusal
 
     made, most = StepStates(_state.dialect, worker), worker.speculative_num_steps
     refusal = steps_refusal(settings.steps, most)
     if refusal is not None:
         raise UnsupportedError(refusal)
     between = [n for n in settings.steps if 0 < n < most]
-    if between and not _state.dialect.builds_steps:
+    what = only_on_off(worker) if _state.dialect.builds_steps else f"SGLang {installed_release()}"
+    if between and what is not None:
         _say(
             logging.WARNING,
-            "sglang_dynspec: SGLang %s can run 0 or %d draft steps only; %s left out. From 0.5.12 "
-            "on others can be had.",
-            installed_release(),
+            "sglang_dynspec: %s can run 0 or %d draft steps only; %s left out. Others can be had "
+            "with EAGLE and EAGLE3 at --speculative-eagle-topk 1, from SGLang 0.5.12 on.",
+            what,
             most,
             ", ".join(map(str, between)),
         )

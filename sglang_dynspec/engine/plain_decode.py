@@ -34,7 +34,7 @@ def run(
     """Decode one token for every request of the batch, without drafting.
 
     Args:
-        worker: the EAGLEWorkerV2.
+        worker: the EAGLEWorkerV2, or one derived from it.
         batch: its decode batch (ModelWorkerBatch or ScheduleBatch); changed as SGLang's own
             worker changes it.
         extend: writes the draft's KV too (``warm``).
@@ -48,9 +48,10 @@ def run(
     draft_input = batch.spec_info
     seq_lens = batch.seq_lens
     new_seq_lens = seq_lens + 1
+    keep_hidden = extend is not None and extend.reads_hidden
     with target.active(), _as_plain_decode(dialect, worker, batch, new_seq_lens):
         result = dialect.forward_target(
-            worker, batch, keep_hidden=extend is not None, sample=not as_verified
+            worker, batch, keep_hidden=keep_hidden, sample=not as_verified
         )
         if as_verified:
             dialect.sample_as_verified(batch, batch.input_ids, result, barrier)

@@ -79,9 +79,20 @@ def steps_refusal(steps: Sequence[int], most: int) -> str | None:
     )
 
 
+def only_on_off(worker: Any) -> str | None:
+    """What keeps a worker to all of its draft steps or none, in words, or None.
+
+    Other numbers need states of SGLang's adaptive speculation, which it has for EAGLE and EAGLE3
+    with chains alone (``adaptive_unsupported_reason`` in its adaptive_spec_params.py).
+    """
+    if worker.speculative_algorithm.is_standalone():
+        return "STANDALONE"
+    return None if worker.topk == 1 else f"--speculative-eagle-topk {worker.topk}"
+
+
 _NO_SPECULATION = (
     "the server runs without speculative decoding; start it with "
-    "--speculative-algorithm EAGLE or EAGLE3"
+    "--speculative-algorithm EAGLE, EAGLE3 or STANDALONE"
 )
 _PLAN_STREAM = (
     "the overlap plan stream is not supported yet; start the server without "
@@ -91,20 +102,55 @@ _SPEC_V2 = (
     "SGLANG_ENABLE_SPEC_V2 is off, and this release then speculates without EAGLEWorkerV2; start "
     "the server with SGLANG_ENABLE_SPEC_V2=1"
 )
+_MULTI_LAYER = (
+    "multi-layer EAGLE is not supported yet; start the server without --enable-multi-layer-eagle, "
+    "or, where SGLang sets that for the model, without sglang_dynspec"
+)
+# NEXTN is SGLang's other name of EAGLE.
+_ALGORITHMS = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE")
+
+
+def _wrong_algorithm(algorithm: str) -> str:
+    return (
+        f"--speculative-algorithm is {algorithm}, and only EAGLE, EAGLE3 and STANDALONE are "
+        "supported; use one of them"
+    )
 
 
 def _wrong_worker(worker: type) -> str:
+    # A draft model for each draft step, each with a state and graphs of its own.
+    if worker.__name__.startswith("MultiLayerEagle"):
+        return _MULTI_LAYER
     return (
-        f"speculation runs through {worker.__name__}, and only EAGLEWorkerV2 is "
-        "supported; use --speculative-algorithm EAGLE or EAGLE3, up to SGLang 0.5.12 with the "
-        "overlap scheduler, and up to 0.5.10 with SGLANG_ENABLE_SPEC_V2=1"
+        f"speculation runs through {worker.__name__}, and only EAGLEWorkerV2 and "
+        "StandaloneWorkerV2 are supported; use --speculative-algorithm EAGLE, EAGLE3 or "
+        "STANDALONE, up to SGLang 0.5.12 with the overlap scheduler and --speculative-eagle-topk "
+        "1, and up to 0.5.10 with SGLANG_ENABLE_SPEC_V2=1"
     )
+
+
+def _supported_workers() -> tuple[type, ...]:
+    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+    from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
+
+    # The second is derived from the first, and its draft worker from the first one's: both take
+    # every method that dynspec wraps or calls from there.
+    return EAGLEWorkerV2, StandaloneWorkerV2
 
 
 def _wrong_topk(topk: int) -> str:
     return (
-        f"--speculative-eagle-topk is {topk}, and only 1 is supported; set it to 1, "
-        "with --speculative-num-draft-tokens one more than --speculative-num-steps"
+        f"--speculative-eagle-topk is {topk}, and up to SGLang 0.5.12 only 1 is supported; set it "
+        "to 1, with --speculative-num-draft-tokens one more than --speculative-num-steps, or use "
+        "0.5.13 or later"
+    )
+
+
+def _tree_in_pages(topk: int, page_size: int) -> str:
+    # SGLang then keeps each branch of the tree in pages of its own (prepare_for_draft).
+    return (
+        f"--speculative-eagle-topk is {topk} and --page-size {page_size}, and only one of them "
+        "above 1 is supported; set the other to 1"
     )
 
 
@@ -113,18 +159,22 @@ def _speculation_refusal(scheduler: Any) -> str | None:
 
 
 def _worker_refusal(scheduler: Any) -> str | None:
-    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
-
     worker = scheduler.draft_worker
-    if type(worker) is not EAGLEWorkerV2:
+    if type(worker) not in _supported_workers():
         return _wrong_worker(type(worker))
     if worker.plan_stream is not None:
         return _PLAN_STREAM
     if getattr(worker.draft_worker, "seed_dsa_topk_from_draft_extend", False):
         return "models with DeepSeek sparse attention in the draft model are not supported yet"
-    if worker.topk != 1:
-        return _wrong_topk(worker.topk)
+    if worker.topk != 1 and scheduler.page_size != 1:
+        return _tree_in_pages(worker.topk, scheduler.page_size)
+    if worker.speculative_algorithm.is_standalone() and _has_windows(worker.draft_worker):
+        return "standalone draft models with sliding-window attention are not supported yet"
     return None
+
+
+def _has_windows(draft_worker: Any) -> bool:
+    return bool(draft_worker.draft_runner.model_config.is_hybrid_swa)
 
 
 def _argument_refusals(server_args: Any) -> Iterator[str]:
@@ -163,17 +213,21 @@ def _page_refusal(scheduler: Any) -> str | None:
 
 
 def _speculation_refusals_ahead(server_args: Any) -> Iterator[str]:
-    from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
-
-    if server_args.speculative_algorithm is None:
+    algorithm = server_args.speculative_algorithm
+    if algorithm is None:
         yield _NO_SPECULATION
         return
-    worker = _worker_class(server_args.speculative_algorithm, server_args)
-    if worker is not None and worker is not EAGLEWorkerV2:
-        yield _wrong_worker(worker)
+    worker = _worker_class(algorithm, server_args)
     # None stands for what SGLang chooses later, by the model.
-    if server_args.speculative_eagle_topk not in (None, 1):
-        yield _wrong_topk(server_args.speculative_eagle_topk)
+    topk, page_size = server_args.speculative_eagle_topk, server_args.page_size
+    if algorithm not in _ALGORITHMS:
+        yield _wrong_algorithm(algorithm)
+    elif topk not in (None, 1) and not _speculates_without_overlap():
+        yield _wrong_topk(topk)  # SGLang takes an older worker then, or does not start (to 0.5.10)
+    elif worker is not None and worker not in _supported_workers():
+        yield _wrong_worker(worker)
+    elif topk not in (None, 1) and page_size not in (None, 1):
+        yield _tree_in_pages(topk, page_size)
 
 
 def _worker_class(algorithm: str, server_args: Any) -> type | None:

@@ -1,4 +1,5 @@
-"""The CPU engine: unmodified SGLang with EAGLE or EAGLE-3 on a CPU, and tools to test with it.
+"""The CPU engine: unmodified SGLang with EAGLE, EAGLE-3 or STANDALONE on a CPU, and tools to test
+with it.
 
 Runs SGLang 0.5.9 to 0.5.23. Importing this package imports neither torch nor
 SGLang.

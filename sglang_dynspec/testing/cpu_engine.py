@@ -1,4 +1,4 @@
-"""Unmodified SGLang with EAGLE or EAGLE-3 on a CPU, for tests and for trying things out.
+"""Unmodified SGLang with EAGLE, EAGLE-3 or STANDALONE on a CPU, for tests and for trying it out.
 
 Every process needs two things: the environment of :func:`environment`, and :func:`install` at
 interpreter start, before SGLang is imported. With sglang_dynspec installed the second follows from
@@ -61,7 +61,7 @@ def server_args(
     """Keyword arguments of ``sglang.Engine`` or ``ServerArgs`` for a tiny server.
 
     Args:
-        algorithm: None (no speculation), "EAGLE" or "EAGLE3".
+        algorithm: None (no speculation), "EAGLE", "EAGLE3" or "STANDALONE".
         num_steps: draft steps, so ``num_steps + 1`` draft tokens.
         overlap: the overlap scheduler. Up to 0.5.12 SGLang speculates without it in an older
             worker, see :func:`speculates_without_overlap`.
@@ -100,9 +100,13 @@ def server_args(
         "log_level": "error",
     }
     if algorithm is not None:
-        drafts = {"EAGLE": models.eagle, "EAGLE3": models.eagle3}
+        drafts = {
+            "EAGLE": models.eagle,
+            "EAGLE3": models.eagle3,
+            "STANDALONE": models.standalone,
+        }
         if algorithm not in drafts:
-            raise ValueError(f"algorithm must be None, 'EAGLE' or 'EAGLE3', not {algorithm!r}")
+            raise ValueError(f"algorithm must be None or in {list(drafts)}, not {algorithm!r}")
         arguments.update(
             speculative_algorithm=algorithm,
             speculative_draft_model_path=str(drafts[algorithm]),

@@ -1,4 +1,4 @@
-"""A tiny Llama and an EAGLE and an EAGLE-3 draft for it, made from a seed.
+"""A tiny Llama, and an EAGLE, an EAGLE-3 and a standalone draft for it, made from a seed.
 
 The weights are not trained but built, so that greedy text is varied and safe from rounding, and so
 that a draft is right only while *all* of its inputs are right. A token is five small digits
@@ -24,6 +24,10 @@ Attention "by content" adds a slow RoPE pair that prefers the latest of all matc
 by content only, or looks at its own position: 0.5.9 rotates the draft's decode steps one position
 too far, later releases do not, and both keep the order of matches.
 
+The standalone draft is a Llama of its own, half as deep and narrower, which is given no hidden
+states. It finds b, c and d as the target does, and says 0 for e, so that it is right as often as
+the others are. (On 0.5.9 its second draft token is less often: it finds d one position back.)
+
 The best logit leads the second by about ``LOGIT_GAP``, far above float32 rounding: greedy output
 cannot depend on what else is in the batch.
 
@@ -46,7 +50,7 @@ from typing import Any
 __all__ = ["DRAFT_VOCAB_OFFSET", "VOCAB_SIZE", "Models", "default_directory", "make_models"]
 
 # Change it with every change of the weights: it names the directory that make_models reuses.
-_RECIPE = 2
+_RECIPE = 3
 
 _DIGITS = {"a": 8, "b": 4, "c": 4, "d": 2, "e": 2}
 VOCAB_SIZE = math.prod(_DIGITS.values())  # 512
@@ -58,6 +62,7 @@ _E_IS_ZERO = 0.7
 _E_LAG = 37  # a memory this long keeps greedy text out of short cycles
 
 _HIDDEN_SIZE, _HEADS, _KV_HEADS, _HEAD_DIM, _INTERMEDIATE = 64, 4, 2, 32, 64
+_STANDALONE_LAYERS = 2
 _TARGET_LAYERS = 4  # the fewest from which EAGLE-3 can take three layers' hidden states
 _ROPE_THETA = 1e6
 _MAX_POSITIONS = 2048
@@ -87,11 +92,14 @@ for _name, _size in (
     _start = sum(len(_r) for _r in _LAYOUT.values())
     _LAYOUT[_name] = range(_start, _start + _size)
 _LAYOUT["noise"] = range(_LAYOUT["before_c"].stop, _HIDDEN_SIZE)
+# Another size than the target's: it has no noise. A multiple of the number of heads.
+_STANDALONE_HIDDEN_SIZE = _HEADS * math.ceil(_LAYOUT["noise"].start / _HEADS)
 
 # Squared norms of hidden states, which RMSNorm is told to leave alone.
 _EMBEDDING_NORM2 = 20.0  # digit a, four in_x, twelve bits, the constant, noise of 2
 _LAYER1_NORM2 = _EMBEDDING_NORM2 + 3  # and d, e, before_c
 _TARGET_NORM2 = _LAYER1_NORM2 + 2  # and b, c
+_NOISE_NORM2 = 2.0
 _DRAFT_NORM2 = 7.0  # a to e, in_c, in_d
 
 _SPECIAL_TOKENS = {"<s>": 0, "</s>": 1, "<unk>": 2, "<pad>": 3}
@@ -99,11 +107,12 @@ _SPECIAL_TOKENS = {"<s>": 0, "</s>": 1, "<unk>": 2, "<pad>": 3}
 
 @dataclass(frozen=True)
 class Models:
-    """Directories in Hugging Face layout: the target with its tokenizer, and two drafts."""
+    """Directories in Hugging Face layout: the target with its tokenizer, and its drafts."""
 
     target: Path
     eagle: Path
     eagle3: Path
+    standalone: Path
 
 
 def default_directory() -> Path:
@@ -113,7 +122,7 @@ def default_directory() -> Path:
 
 
 def make_models(directory: str | os.PathLike[str] | None = None, seed: int = 0) -> Models:
-    """Make the three models under ``directory`` unless they are there already.
+    """Make the models under ``directory`` unless they are there already.
 
     Safe to call from many processes at once: each writes to a temporary directory and renames it;
     whoever comes second uses the first one's.
@@ -124,7 +133,7 @@ def make_models(directory: str | os.PathLike[str] | None = None, seed: int = 0) 
     """
     base = default_directory() if directory is None else Path(directory)
     home = base / f"recipe{_RECIPE}-seed{seed}"
-    models = Models(home / "target", home / "eagle", home / "eagle3")
+    models = Models(home / "target", home / "eagle", home / "eagle3", home / "standalone")
     if home.is_dir():
         return models
     base.mkdir(parents=True, exist_ok=True)
@@ -166,6 +175,13 @@ def _write_all(home: Path, seed: int) -> None:
             "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
         },
     )
+    _write_model(
+        home / "standalone",
+        weights.standalone(),
+        architectures=["LlamaForCausalLM"],
+        num_hidden_layers=_STANDALONE_LAYERS,
+        hidden_size=_STANDALONE_HIDDEN_SIZE,
+    )
     _write_tokenizer(home / "target")
 
 
@@ -181,7 +197,7 @@ class _Weights:
         self._embedding = self._make_embedding()
         self._head = self._make_head()
 
-    # --- the three models -------------------------------------------------------------------------
+    # --- the models -------------------------------------------------------------------------------
     def target(self) -> dict[str, Any]:
         weights = {
             "model.embed_tokens.weight": self._embedding,
@@ -265,6 +281,27 @@ class _Weights:
         weights.update({f"midlayer.mlp.{k}": v for k, v in mlp.items()})
         return weights
 
+    def standalone(self) -> dict[str, Any]:
+        """A small Llama: the target's first two layers, without the look 37 back and the noise."""
+        embedding = self._embedding.clone()
+        embedding[:, _LAYOUT["e"][0]] = 1.0
+        embedding[:, _LAYOUT["noise"]] = 0.0
+        norms = (_EMBEDDING_NORM2 + 1, _LAYER1_NORM2)
+        attention = (self._previous_head(), self._content_heads())
+        weights = {
+            "model.embed_tokens.weight": embedding,
+            "model.norm.weight": self._norm(_TARGET_NORM2),
+            "lm_head.weight": self._head,
+        }
+        for layer in range(_STANDALONE_LAYERS):
+            prefix = f"model.layers.{layer}."
+            weights[prefix + "input_layernorm.weight"] = self._norm(norms[layer])
+            weights[prefix + "post_attention_layernorm.weight"] = self._norm(_TARGET_NORM2)
+            mlp = self._random_mlp(0.0 if layer == 0 else _NOISE)
+            weights.update({f"{prefix}self_attn.{k}": v for k, v in attention[layer].items()})
+            weights.update({f"{prefix}mlp.{k}": v for k, v in mlp.items()})
+        return {name: _without_noise(name, weight) for name, weight in weights.items()}
+
     # --- parts ------------------------------------------------------------------------------------
     def _make_tables(self) -> dict[str, Any]:
         """For each digit, which value each of the 512 tokens asks for: int64 [512]."""
@@ -289,7 +326,7 @@ class _Weights:
             embedding[:, _LAYOUT[name].start : _LAYOUT[name].stop] = 2.0 * bits - 1.0
         noise = torch.randn(VOCAB_SIZE, len(_LAYOUT["noise"]), generator=self._generator)
         embedding[:, _LAYOUT["noise"].start :] = (
-            noise / noise.norm(dim=-1, keepdim=True) * math.sqrt(2.0)
+            noise / noise.norm(dim=-1, keepdim=True) * math.sqrt(_NOISE_NORM2)
         )
         return embedding
 
@@ -311,6 +348,13 @@ class _Weights:
             heads.value(0, name, (name, 0, 1.0))
         heads.attend_back(0, 1, {"d": "in_d", "before_c": "in_c"})
         heads.attend_back(1, _E_LAG, {"e": "in_e"})
+        return heads.weights()
+
+    def _previous_head(self) -> dict[str, Any]:
+        heads = _HeadBuilder(self._torch, in_size=_HIDDEN_SIZE)
+        for name in ("in_c", "in_d"):
+            heads.value(0, name, (name, 0, 1.0))
+        heads.attend_back(0, 1, {"d": "in_d", "before_c": "in_c"})
         return heads.weights()
 
     def _content_heads(self) -> dict[str, Any]:
@@ -422,6 +466,17 @@ class _HeadBuilder:
                 self._o[dimension, head, row] = 1.0
 
 
+def _without_noise(name: str, weight: Any) -> Any:
+    """A weight of a model whose hidden states are too short for the noise."""
+    size = _STANDALONE_HIDDEN_SIZE
+    if name.endswith("norm.weight"):
+        norm2 = float(weight[0]) ** 2 * _HIDDEN_SIZE - _NOISE_NORM2
+        return weight[:size].clone().fill_(math.sqrt(norm2 / size))
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        return weight[:size]
+    return weight[:, :size]
+
+
 def _write_model(directory: Path, weights: dict[str, Any], **config: Any) -> None:
     from safetensors.torch import save_file
 
@@ -496,7 +551,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     models = make_models(options.directory, seed=options.seed)
-    print(models.target, models.eagle, models.eagle3, sep="\n")
+    print(models.target, models.eagle, models.eagle3, models.standalone, sep="\n")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class InProcessScheduler:
     """A Scheduler of the installed SGLang in this process.
 
     Args:
-        algorithm: None, "EAGLE" or "EAGLE3".
+        algorithm: None, "EAGLE", "EAGLE3" or "STANDALONE".
         num_steps: draft steps.
         overlap: run ``event_loop_overlap`` (True) or ``event_loop_normal``.
         models: see :func:`.cpu_engine.server_args`.

@@ -30,6 +30,18 @@ def ids(outputs: Sequence[Output]) -> list[list[int]]:
     return [output.token_ids for output in outputs]
 
 
+def accept_length(outputs: Sequence[Output], start: int, end: int) -> float:
+    """Tokens a step over the steps that begin within a range of the output's positions."""
+    gained = []
+    for output in outputs:
+        at = output.chunks[0]
+        for chunk in output.chunks[1:-1]:
+            if start <= at < end:
+                gained.append(chunk)
+            at += chunk
+    return sum(gained) / len(gained)
+
+
 class InForce:
     """What a test works with."""
 
@@ -69,9 +81,17 @@ class InForce:
     def _forget_draft_kv(self) -> None:
         """Clear what the last run left in the draft's KV: equal requests get equal slots, so that a
         step which writes nothing would find what should have been written."""
-        pool = install.runtime().worker.draft_worker.draft_runner.token_to_kv_pool
-        for buffer in (*pool.k_buffer, *pool.v_buffer):
+        for buffer in self._draft_kv():
             buffer.zero_()
+
+    def draft_wrote_nothing(self) -> bool:
+        """Whether the draft model has written no KV since the last run began."""
+        return not any(bool(buffer.any()) for buffer in self._draft_kv())
+
+    @staticmethod
+    def _draft_kv() -> list[Any]:
+        pool = install.runtime().worker.draft_worker.draft_runner.token_to_kv_pool
+        return [*pool.k_buffer, *pool.v_buffer]
 
     def steps(self, num_steps: int) -> int:
         """Decode steps run with so many draft steps since the last run began."""

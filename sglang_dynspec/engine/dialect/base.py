@@ -236,22 +236,33 @@ class Dialect(ABC):
         """
         return None
 
+    def reads_hidden(self, worker: Any) -> bool:
+        """Whether SGLang keeps the target's hidden states for the draft model. A standalone draft
+        is a model of its own and has no use for them."""
+        return not worker.speculative_algorithm.is_standalone()
+
     def result_width(self, worker: Any) -> int:
         """Row width of a flattened result without draft-extend. The result processor reads it from
         the draft worker up to 0.5.11, from the result later."""
         return int(worker.draft_worker.speculative_num_draft_tokens)
 
 
-def blank_proposals(worker: Any, tokens: torch.Tensor, hidden_size: int) -> dict[str, torch.Tensor]:
-    """Proposals for the tokens (bs,) of a chain draft (topk 1), with the fields of EagleDraftInput.
+def blank_proposals(
+    worker: Any, tokens: torch.Tensor, hidden_size: int | None
+) -> dict[str, torch.Tensor | None]:
+    """Proposals for the tokens (bs,), with the fields of EagleDraftInput.
 
     They are of the shapes and dtypes that SGLang relays, so that they mix with real ones.
+
+    Args:
+        hidden_size: None where hidden states are not relayed.
     """
     bs, dtype = len(tokens), worker.draft_worker.draft_runner.model_config.dtype
+    hidden = None if hidden_size is None else tokens.new_zeros((bs, hidden_size), dtype=dtype)
     return {
-        "topk_p": tokens.new_zeros((bs, 1), dtype=torch.float32),
-        "topk_index": tokens.new_zeros((bs, 1), dtype=torch.int64),
-        "hidden_states": tokens.new_zeros((bs, hidden_size), dtype=dtype),
+        "topk_p": tokens.new_zeros((bs, worker.topk), dtype=torch.float32),
+        "topk_index": tokens.new_zeros((bs, worker.topk), dtype=torch.int64),
+        "hidden_states": hidden,
     }
 
 

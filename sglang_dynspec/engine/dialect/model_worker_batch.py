@@ -91,8 +91,12 @@ class ModelWorkerBatchDialect(Dialect):
             new_seq_lens=new_seq_lens, verify_done=done, **{self.pending_field: ids}
         )
 
+    def reads_hidden(self, worker: Any) -> bool:
+        return True  # up to 0.5.11 SGLang relays them to a standalone draft, too
+
     def blank_draft_input(self, worker: Any, batch: Any, tokens: torch.Tensor) -> Any:
-        hidden_size = worker.draft_worker.draft_runner.model_config.hidden_size
+        config = worker.draft_worker.draft_runner.model_config
+        hidden_size = config.hidden_size if self.reads_hidden(worker) else None
         return EagleDraftInput(
             new_seq_lens=batch.seq_lens,
             num_tokens_per_req=1,
@@ -156,6 +160,9 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
     ) -> None:
         super().set_result(result, tokens=tokens, width=width, new_seq_lens=new_seq_lens)
         result.speculative_num_draft_tokens = width
+
+    def reads_hidden(self, worker: Any) -> bool:
+        return Dialect.reads_hidden(self, worker)
 
     def result_width(self, worker: Any) -> int:
         return 1

@@ -104,7 +104,8 @@ class ScheduleBatchDialect(Dialect):
         result.next_draft_input = EagleDraftInput(bonus_tokens=ids)
 
     def blank_draft_input(self, worker: Any, batch: Any, tokens: torch.Tensor) -> Any:
-        hidden_size = worker.draft_worker.draft_runner.model_config.spec_hidden_size
+        config = worker.draft_worker.draft_runner.model_config
+        hidden_size = config.spec_hidden_size if self.reads_hidden(worker) else None
         return EagleDraftInput(
             bonus_tokens=tokens,
             num_tokens_per_req=1,

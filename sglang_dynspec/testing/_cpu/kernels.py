@@ -358,7 +358,7 @@ def fill_bonus_tokens_cpu(
 
 
 def fill_accept_out_cache_loc_cpu(
-    accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
+    accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor, *_unused: Any
 ) -> None:
     """Slots of the accepted nodes, packed at the front; accept_index has -1 for "none"."""
     rows = accept_index.reshape(-1)

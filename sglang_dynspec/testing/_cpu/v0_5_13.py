@@ -38,7 +38,8 @@ def _slots_in_torch(cache_locs: Any) -> None:
 
 
 @patches.after_import(f"{_SPECULATIVE}.triton_ops.eagle")
-def _bonus_tokens_in_torch(eagle: Any) -> None:
+def _accepted_in_torch(eagle: Any) -> None:
     from sglang_dynspec.testing._cpu import kernels
 
     eagle.fill_bonus_tokens = Launched(kernels.fill_bonus_tokens_cpu)
+    eagle.fill_accept_out_cache_loc = Launched(kernels.fill_accept_out_cache_loc_cpu)
