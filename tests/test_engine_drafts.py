@@ -24,10 +24,11 @@ class Served(NamedTuple):
     topk: int = 1
     draft_tokens: int = 4
     overlap: bool = True
+    page_size: int = 1
 
     def __str__(self) -> str:
         loop = "overlap" if self.overlap else "sync"
-        return f"{self.algorithm}-{self.topk}-{self.draft_tokens}-{loop}"
+        return f"{self.algorithm}-{self.topk}-{self.draft_tokens}-{loop}-{self.page_size}"
 
     def in_force(self, **overrides: Any) -> Any:
         return in_force(
@@ -35,11 +36,12 @@ class Served(NamedTuple):
             overlap=self.overlap,
             speculative_eagle_topk=self.topk,
             speculative_num_draft_tokens=self.draft_tokens,
+            page_size=self.page_size,
             **overrides,
         )
 
 
-STANDALONE = [Served("STANDALONE", overlap=overlap) for overlap in OVERLAPS]
+STANDALONE = [Served("STANDALONE"), Served("STANDALONE", overlap=OVERLAPS[-1], page_size=16)]
 # Up to 0.5.12 SGLang drafts trees without overlap only, in an older worker.
 TREES = [Served("EAGLE", 2, 6), Served("EAGLE3", 4, 10, overlap=False)]
 SERVED = [*STANDALONE, *(TREES if cpu_engine.speculates_without_overlap() else ())]
