@@ -63,7 +63,7 @@ def install_engine(session: nox.Session, release: str) -> None:
     needs = BETWEEN.get(release, release)
     session.install(*TORCH, "-r", f"tests/requirements/sglang-{needs}.txt")
     session.install("--no-deps", f"sglang=={release}")
-    session.install(f"{build_wheel(session)}[demo,testing]", "pytest", "hypothesis")
+    session.install(f"{build_wheel(session)}[demo,testing]", "pytest", "pytest-xdist", "hypothesis")
 
 
 @nox.session
@@ -78,15 +78,25 @@ def lint(session: nox.Session) -> None:
 def run_suite(session: nox.Session, release: str) -> None:
     """Run the test suite on one SGLang release, against the installed wheel."""
     install_engine(session, release)
-    # Not from the repository root on sys.path: what is tested is the wheel.
-    session.run("pytest", "-p", "no:cacheprovider", "--import-mode=importlib", *session.posargs)
+    # Not from the repository root on sys.path: what is tested is the wheel. A file stays in one
+    # process, because its tests share servers.
+    parallel = ("-n", "2", "--dist", "loadfile")
+    options = ("-p", "no:cacheprovider", "--import-mode=importlib", *parallel)
+    session.run("pytest", *options, *session.posargs)
+
+
+def run_soak(session: nox.Session, *options: str) -> None:
+    """Random load with aborts, all kinds of requests and random modes."""
+    session.run("python", "-P", "tests/soak.py", *options, env={"PYTHONPATH": "tests"})
 
 
 @nox.session
 @nox.parametrize("release", RELEASES)
 def tests(session: nox.Session, release: str) -> None:
-    """The test suite on the oldest and the newest supported release."""
+    """The test suite on the oldest and the newest supported release, and some soak on this."""
     run_suite(session, release)
+    if release == RELEASES[-1] and not session.posargs:
+        run_soak(session, "--minutes", "3")
 
 
 @nox.session
@@ -94,6 +104,14 @@ def tests(session: nox.Session, release: str) -> None:
 def tests_between(session: nox.Session, release: str) -> None:
     """The test suite on a release between; not part of a plain ``nox``."""
     run_suite(session, release)
+
+
+@nox.session
+@nox.parametrize("release", RELEASES)
+def soak(session: nox.Session, release: str) -> None:
+    """Random load with aborts, all kinds of requests and random modes; ``-- --minutes 30``."""
+    install_engine(session, release)
+    run_soak(session, *session.posargs)
 
 
 @nox.session
