@@ -73,7 +73,7 @@ def python(
         env=clean | cpu_engine.environment() | env,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
         cwd="/",  # not where "" on sys.path would find the source tree
     )

@@ -56,7 +56,7 @@ def run(
         env=clean | cpu_engine.environment() | env,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
         cwd=cwd,
     )

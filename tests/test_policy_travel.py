@@ -72,7 +72,7 @@ def python(*arguments: str, cwd: Path, stdin: str | None = None) -> str:
         capture_output=True,
         text=True,
         env=_environment(),
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -183,7 +183,7 @@ def test_an_interactive_session_after_a_script(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env=_environment(),
-        timeout=60,
+        timeout=180,
     )
     assert "PolicyError: policy class Mine cannot reach the scheduler processes" in done.stderr
 

@@ -614,7 +614,7 @@ def test_the_grid(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     cells = json.loads(path.read_text())

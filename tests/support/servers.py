@@ -16,7 +16,7 @@ from sglang_dynspec.testing import cpu_engine
 
 __all__ = ["Server", "free_port", "running_server"]
 
-READY_WITHIN = 120.0  # seconds
+READY_WITHIN = 300.0  # seconds
 
 
 class Server:
