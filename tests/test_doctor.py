@@ -19,8 +19,8 @@ from support.interpreters import BOOTSTRAP, PACKAGE, make_bare_python, on_path
 
 from sglang_dynspec.doctor import report
 from sglang_dynspec.doctor.findings import Finding, worst
-from sglang_dynspec.doctor.thresholds import unreached
 from sglang_dynspec.policy import parse_policy
+from sglang_dynspec.policy.thresholds import unreached
 from sglang_dynspec.testing import cpu_engine
 
 POLICY = "batch_size(off_at=8, on_at=6)"

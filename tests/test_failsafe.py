@@ -211,6 +211,17 @@ def test_a_server_that_is_not_supported_serves_without_us_and_says_so(caplog):
         sglang_dynspec.deactivate()
 
 
+def test_a_threshold_that_no_batch_reaches_is_said_at_start(caplog):
+    sglang_dynspec.activate(policy="min_dwell(batch_size(off_at=64), steps=5)")
+    try:
+        with InProcessScheduler("EAGLE3", max_running_requests=16):
+            assert sglang_dynspec.status()["state"] == "in_force"
+    finally:
+        sglang_dynspec.deactivate()
+    assert "decodes plainly from 64 requests on, but the server runs at most 16" in caplog.text
+    assert "lower off_at to 16 or less" in caplog.text
+
+
 # --- batches that plain decode leaves to SGLang ---------------------------------------------------
 
 

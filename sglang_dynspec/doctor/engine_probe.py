@@ -96,7 +96,7 @@ def _arguments(words: Sequence[str], builds_steps: bool) -> dict[str, Any]:
 
 
 def _thresholds(settings: Settings, most: int, num_steps: int) -> list[tuple[str, str]]:
-    from sglang_dynspec.doctor.thresholds import unreached
+    from sglang_dynspec.policy.thresholds import unreached
 
     policy = settings.build_policy()
     return unreached(policy, most_requests=most, num_steps=num_steps)

@@ -190,6 +190,7 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     from sglang_dynspec.engine.draft_state import DraftExtend
     from sglang_dynspec.engine.runtime import Runtime
     from sglang_dynspec.engine.timing import Graphs
+    from sglang_dynspec.policy.thresholds import unreached
 
     refusal = support.refusal(scheduler)
     if refusal is not None:
@@ -242,6 +243,9 @@ def _engage(scheduler: Any, settings: Settings) -> None:
         installed_release(),
         scheduler.max_running_requests,
     )
+    most, num_steps = scheduler.max_running_requests, worker.speculative_num_steps
+    for says, fix in unreached(policy, most_requests=most, num_steps=num_steps):
+        _say(logging.WARNING, "sglang_dynspec: %s; %s.", says, fix)
 
 
 def _time_graphs(graphs: Any, controller: Any) -> None:

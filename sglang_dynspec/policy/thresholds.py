@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sglang_dynspec.policy import BatchSize, Hysteresis, MinDwell, Policy, TokenBudget, policy_text
-from sglang_dynspec.policy.combine import Smaller
+from sglang_dynspec.policy.base import Policy
+from sglang_dynspec.policy.batch_size import BatchSize
+from sglang_dynspec.policy.combine import Hysteresis, MinDwell, Smaller
+from sglang_dynspec.policy.text import policy_text
+from sglang_dynspec.policy.token_budget import TokenBudget
 
 
 def unreached(policy: Policy, *, most_requests: int, num_steps: int) -> list[tuple[str, str]]:
