@@ -92,6 +92,15 @@ def _mask_on_a_cpu(xgrammar_backend: Any) -> None:
         apply_token_bitmask_inplace(logits, vocab_mask, backend="cpu")
 
     xgrammar_backend.XGrammarGrammar.apply_vocab_mask = apply_vocab_mask
+    # 0.5.17 pins their memory whether or not there is a GPU.
+    if not hasattr(xgrammar_backend, "is_pin_memory_available"):
+
+        def allocate(vocab_size: int, batch_size: int) -> Any:
+            from xgrammar import allocate_token_bitmask
+
+            return allocate_token_bitmask(batch_size, vocab_size)
+
+        xgrammar_backend._allocate_token_bitmask = allocate
 
 
 def gather_in_torch(gather_module: Any) -> None:
