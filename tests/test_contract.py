@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from sglang_dynspec.engine import contract, install
@@ -22,6 +24,13 @@ def test_every_entry_says_why_and_every_wrapped_name_is_an_entry():
     wrapped = {name.path for name in names if name.use == "wrap"}
     relay = install._RELAY_WRAPPERS if dialect.has_relay else {}
     assert wrapped == {contract.SCHEDULER_INIT, contract.INTERNAL_STATE, *install._WRAPPERS, *relay}
+
+
+def test_what_is_wrapped_is_of_a_class():
+    # A function of a module that was imported by name elsewhere would stay as it was there
+    # (sglang #21388); a class has its attribute in one place.
+    for path in (contract.SCHEDULER_INIT, *install._WRAPPERS, *install._RELAY_WRAPPERS):
+        assert inspect.isclass(resolve(path.rpartition(".")[0])), path
 
 
 @pytest.mark.parametrize(

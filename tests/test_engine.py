@@ -5,6 +5,7 @@ Each module-scoped server is built once; the policy is exchanged between runs.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -84,6 +85,21 @@ def test_batch_size_under_staggered_arrivals(server, expected):
     plain = [o for o in policy.outcomes if o.num_steps == 0]
     assert all(o.accept_lens == (1,) * o.batch_size for o in plain)
     assert max(o.accept_length for o in policy.outcomes) > 1.5
+
+
+def test_hovering_at_the_threshold_while_prefills_arrive_does_not_thrash(server):
+    # As in vLLM #49548: three requests stay, a fourth comes and goes.
+    stay = [Request(input_ids=p, max_new_tokens=150) for p in prompts(3, seed=9)]
+    come = [
+        Request(input_ids=p, max_new_tokens=4, arrive_at_step=8 + 8 * i)
+        for i, p in enumerate(prompts(6, seed=10))
+    ]
+    policy = Recorder(BatchSize(off_at=4, on_at=2))
+    server.run(policy, [*stay, *come])
+    sizes = [view.batch_size for view in policy.views]
+    assert sum(a < 4 <= b for a, b in itertools.pairwise(sizes)) >= 5
+    # Off once, and on again when those that stay have ended.
+    assert server.controller.counts.switches <= 3
 
 
 def test_a_policy_sees_the_batch_and_hears_every_outcome(server):
