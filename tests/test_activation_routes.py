@@ -174,6 +174,14 @@ def test_unmodified_launch_server_with_only_the_environment_set(tmp_path, refere
         "EAGLE3", log=tmp_path / "server.log", SGLANG_DYNSPEC_POLICY=POLICY
     ) as server:
         assert server.generate(PROMPT, 8) == reference
+        assert server.generate_n(PROMPT, 8, n=2) == [reference] * 2
+        # Each message has all tokens up to it, or only what is new, by the release.
+        chunks = server.stream(PROMPT, 8)
+        assert reference in (chunks[-1], [token for chunk in chunks for token in chunk])
+        server.text("/pause_generation", {})
+        server.text("/continue_generation", {})
+        assert "lushed" in server.text("/flush_cache", {})
+        assert server.generate(PROMPT, 8) == reference
         told = server.dynspec()
     assert told["state"] == "in_force"
     assert told["route"] == "interpreter start"

@@ -26,29 +26,42 @@ class Server:
         self._url = url
 
     def get(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return json.loads(self.text(path, body))
+
+    def text(self, path: str, body: dict[str, Any] | None = None) -> str:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
             self._url + path, data, {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read())
+            said: bytes = answer.read()
+        return said.decode()
 
     def generate(self, prompt: list[int], max_new_tokens: int) -> list[int]:
-        body = {
-            "input_ids": prompt,
-            "sampling_params": {
-                "temperature": 0,
-                "max_new_tokens": max_new_tokens,
-                "ignore_eos": True,
-            },
-        }
-        ids: list[int] = self.get("/generate", body)["output_ids"]
+        ids: list[int] = self.get("/generate", _asking(prompt, max_new_tokens))["output_ids"]
         return ids
+
+    def generate_n(self, prompt: list[int], max_new_tokens: int, n: int) -> list[list[int]]:
+        answers = self.get("/generate", _asking(prompt, max_new_tokens, n=n))
+        return [answer["output_ids"] for answer in answers]
+
+    def stream(self, prompt: list[int], max_new_tokens: int) -> list[list[int]]:
+        """The ids of each message."""
+        body = {**_asking(prompt, max_new_tokens), "stream": True}
+        lines = self.text("/generate", body).splitlines()
+        parts = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+        assert parts.pop() == "[DONE]"
+        return [json.loads(part)["output_ids"] for part in parts]
 
     def dynspec(self) -> dict[str, Any]:
         """The status of the scheduler process."""
         status: dict[str, Any] = self.get("/get_server_info")["internal_states"][0]["dynspec"]
         return status
+
+
+def _asking(prompt: list[int], max_new_tokens: int, **more: Any) -> dict[str, Any]:
+    greedy = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    return {"input_ids": prompt, "sampling_params": {**greedy, **more}}
 
 
 @contextmanager
