@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 from support.in_force import OVERLAPS, InForce, accept_length, ids, in_force, prompts, reference
 from support.policies import PlainFirst, Toggle
+from support.tight import TIGHT, tight_requests
 
 from sglang_dynspec import Always, Never
 from sglang_dynspec.engine import draft_state, install, support
@@ -46,28 +46,12 @@ STANDALONE = [Served("STANDALONE"), Served("STANDALONE", overlap=OVERLAPS[-1], p
 TREES = [Served("EAGLE", 2, 6), Served("EAGLE3", 4, 10, overlap=False)]
 SERVED = [*STANDALONE, *(TREES if cpu_engine.speculates_without_overlap() else ())]
 
-# A pool for few of the requests, which the scheduler overcommits.
-TIGHT = {
-    "max_total_tokens": 700,
-    "max_running_requests": 8,
-    "chunked_prefill_size": 64,
-    "schedule_conservativeness": 0.05,
-}
+# More drafts a request, and so a little more room.
+POOL = {**TIGHT, "max_total_tokens": 700}
 
 
 def staggered() -> list[Request]:
-    draw = random.Random(5)
-    shared = [draw.randrange(4, 512) for _ in range(150)]
-    return [
-        Request(
-            input_ids=shared[: draw.randrange(20, 150)]
-            + [draw.randrange(4, 512) for _ in range(draw.randrange(1, 60))],
-            max_new_tokens=draw.randrange(40, 100),
-            arrive_at_step=2 * i,
-            ignore_eos=False,  # SGLang overcommits only where a request may end early
-        )
-        for i in range(7)
-    ]
+    return tight_requests(7, (40, 100))
 
 
 EVEN = [Request(input_ids=p, max_new_tokens=65) for p in prompts(6, seed=6)]
@@ -81,7 +65,7 @@ def expected() -> list[list[int]]:
 
 @pytest.fixture(scope="module", params=SERVED, ids=str)
 def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce]:
-    with request.param.in_force(**TIGHT) as made:
+    with request.param.in_force(**POOL) as made:
         yield made
 
 
