@@ -14,7 +14,11 @@ from sglang_dynspec.engine.dialect import installed_release, select
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Output, Request
 
 # Grammars and stop strings need a tokenizer, whose words are "w4" to "w511".
-SERVER = {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}
+SERVER = {
+    "skip_tokenizer_init": False,
+    "grammar_backend": "xgrammar",
+    "enable_return_hidden_states": True,
+}
 
 OLDEST = select(installed_release()).family == "0.5.9 to 0.5.11"
 """Releases whose verification leaves out penalties and biases (to 0.5.10), and on which dynspec
@@ -39,6 +43,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 if not OLDEST:
     KINDS["logprobs"] = {"return_logprob": True, "top_logprobs_num": 3}
+if select(installed_release()).returns_hidden_states:
+    KINDS["hidden_states"] = {"return_hidden_states": True}
 STOP = {"sampling_params": {"stop": ["w10", "w33"]}}
 PENALTIES = {
     "sampling_params": {
@@ -80,6 +86,10 @@ def assert_same(outputs: list[Output], theirs: list[Output]) -> None:
         assert ours.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
         for top, wanted_top in zip(ours.top_logprobs, wanted.top_logprobs, strict=True):
             assert top == pytest.approx(wanted_top, abs=1e-4)
+        # A speculative step appends rows past the end of the output as well.
+        assert bool(ours.hidden_states) == bool(wanted.hidden_states)
+        for row, wanted_row in zip(ours.hidden_states[1:], wanted.hidden_states[1:], strict=False):
+            assert row == pytest.approx(wanted_row, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,6 +129,17 @@ def test_log_probabilities_are_as_many_as_tokens(server):
             top[0] >= value - 1e-4
             for top, value in zip(output.top_logprobs, output.logprobs, strict=True)
         )
+
+
+def test_a_row_of_hidden_states_for_each_token(server):
+    if "hidden_states" not in KINDS:
+        pytest.skip("SGLang returns other rows")
+    for draft_state in ("warm", "skip"):
+        outputs = server.run(Never(), requests(KINDS["hidden_states"]), draft_state)
+        for output in outputs:
+            # The prefill's rows together, then one for each token but the first.
+            assert len(output.hidden_states) == len(output.token_ids) == 30
+            assert len({tuple(row) for row in output.hidden_states[1:]}) > 20
 
 
 def test_penalties_are_counted_once(server, without_speculation):

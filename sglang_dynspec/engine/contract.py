@@ -213,6 +213,7 @@ COMMON: tuple[Name, ...] = (
             "enable_lora",
             "lora_paths",
             "enable_return_routed_experts",
+            "enable_return_hidden_states",
         ),
     ),
     *(

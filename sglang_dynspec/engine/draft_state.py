@@ -69,8 +69,7 @@ class DraftExtend:
         Args:
             batch: the worker's batch, with the lengths before the step.
             result: with ``next_token_ids`` (bs * width), ``accept_lens`` and ``next_draft_input``
-                set, and hidden states of shape (bs, hidden) where it reads them; these are gone
-                afterwards, so that nobody copies them to the host.
+                set, and hidden states of shape (bs, hidden) where it reads them; they are changed.
         """
         worker, output = self._worker, result.logits_output
         if self.reads_hidden:
@@ -78,7 +77,6 @@ class DraftExtend:
         batch.out_cache_loc = window_slots(worker, batch, self.width)
         with self._dialect.draft_context(worker.draft_worker), self.narrowed():
             worker.draft_worker._draft_extend_for_decode(batch, result)
-        output.hidden_states = None
 
     @contextmanager
     def narrowed(self) -> Iterator[None]:
@@ -99,7 +97,6 @@ def skip(result: Any, draft_input: Any) -> None:
     following.topk_p = draft_input.topk_p
     following.topk_index = draft_input.topk_index
     following.hidden_states = draft_input.hidden_states
-    result.logits_output.hidden_states = None
 
 
 def window_slots(worker: Any, batch: Any, width: int) -> torch.Tensor:

@@ -209,7 +209,9 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     warm = settings.draft_state == "warm"
     target = PlainTarget(dialect, worker)
     draft_extend = DraftExtend(dialect, worker)
-    target.capture(keep_hidden=warm and draft_extend.reads_hidden, strict=settings.strict)
+    returned = dialect.returns_hidden_states and scheduler.server_args.enable_return_hidden_states
+    keep_hidden = returned or (warm and draft_extend.reads_hidden)
+    target.capture(keep_hidden=keep_hidden, strict=settings.strict)
     if warm:
         draft_extend.narrow(strict=settings.strict)
     if policy.wants_timings:

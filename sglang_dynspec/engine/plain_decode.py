@@ -14,7 +14,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_dynspec.engine import draft_state
 from sglang_dynspec.engine.decode_graph import PlainTarget
-from sglang_dynspec.engine.dialect.base import Dialect, OnPublish
+from sglang_dynspec.engine.dialect.base import Dialect, OnPublish, pad_rows
 from sglang_dynspec.engine.dialect.verified import Barrier
 from sglang_dynspec.engine.draft_state import DraftExtend
 from sglang_dynspec.engine.temporarily import temporarily
@@ -48,7 +48,8 @@ def run(
     draft_input = batch.spec_info
     seq_lens = batch.seq_lens
     new_seq_lens = seq_lens + 1
-    keep_hidden = extend is not None and extend.reads_hidden
+    returned = dialect.returns_hidden_states and dialect.asked_for_hidden_states(batch)
+    keep_hidden = returned or (extend is not None and extend.reads_hidden)
     with target.active(), _as_plain_decode(dialect, worker, batch, new_seq_lens):
         result = dialect.forward_target(
             worker, batch, keep_hidden=keep_hidden, sample=not as_verified
@@ -59,11 +60,14 @@ def run(
         on_publish(new_seq_lens)
     width = dialect.result_width(worker) if extend is None else extend.width
     dialect.set_result(result, tokens=result.next_token_ids, width=width, new_seq_lens=new_seq_lens)
+    # A copy: these are read later, and a graph writes the next step's to the same place.
+    hidden = pad_rows(result.logits_output.hidden_states, width) if returned else None
     if extend is not None:
         extend.run(batch, result)
     else:
         draft_state.skip(result, draft_input)
         dialect.publish_read_done(worker)
+    result.logits_output.hidden_states = hidden
     return result
 
 

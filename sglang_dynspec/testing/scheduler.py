@@ -77,6 +77,8 @@ class Output:
         finish_reason: SGLang's, e.g. {"type": "length", "length": 32}; None while unfinished.
         logprobs: of the generated tokens, when asked for.
         top_logprobs: of the likeliest tokens at each of their positions, when asked for.
+        hidden_states: of the target, when asked for: a list of rows for each prefill, then a row
+            for each decoded token.
         cached_tokens: prompt tokens that the radix cache had.
         retractions: how often the request lost its KV to others and had to start over.
         verify_steps: decode steps that SGLang counted as verification.
@@ -90,6 +92,7 @@ class Output:
     finish_reason: dict[str, Any] | None = None
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[float]] = field(default_factory=list)
+    hidden_states: list[Any] = field(default_factory=list)
     cached_tokens: int = 0
     retractions: int = 0
     verify_steps: int = 0
@@ -339,6 +342,9 @@ def _add_chunk(output: Output, message: Any, i: int) -> None:
         output.logprobs.extend(message.output_token_logprobs_val[i])
     if message.output_top_logprobs_val:
         output.top_logprobs.extend(list(top or ()) for top in message.output_top_logprobs_val[i])
+    # Up to 0.5.13 only of those that have asked, without saying which.
+    if len(message.output_hidden_states or ()) == len(message.rids):
+        output.hidden_states = message.output_hidden_states[i] or []
     if message.spec_verify_ct:
         output.verify_steps = message.spec_verify_ct[i]
         output.accepted_drafts = _accepted_drafts(message)[i]

@@ -52,6 +52,9 @@ class Dialect(ABC):
     positions on with each replay, past the end at last; from 0.5.12 on it sets them back."""
     mask_field: ClassVar[str] = "vocab_mask"
     """Field of SamplingBatchInfo with the mask of grammars."""
+    returns_hidden_states: ClassVar[bool] = False
+    """Whether a speculative step returns hidden states by request and token. Up to 0.5.13 it takes
+    row i of all requests' rows for request i."""
     extend_runs_on_runner: ClassVar[bool] = False
     """Whether the draft-extend reads its attention backend from the draft's model runner."""
 
@@ -75,8 +78,7 @@ class Dialect(ABC):
         where nothing has been tested.
         """
         sampling = batch.sampling_info
-        # On some releases the batch's flag outlives the request that has set it.
-        if batch.return_hidden_states and any(req.return_hidden_states for req in batch.reqs):
+        if not self.returns_hidden_states and self.asked_for_hidden_states(batch):
             return "hidden_states"
         # Which random number a token gets depends on where SGLang's steps begin, and how wide they
         # are. Greedy sampling needs none.
@@ -87,6 +89,13 @@ class Dialect(ABC):
         if inputs is not None and inputs.count(None) != len(inputs):
             return "multimodal"
         return None
+
+    def asked_for_hidden_states(self, batch: Any) -> bool:
+        """Whether a request of this ScheduleBatch is to return the target's hidden states."""
+        # On some releases the batch's flag outlives the request that has set it.
+        return bool(
+            batch.return_hidden_states and any(req.return_hidden_states for req in batch.reqs)
+        )
 
     def as_verified(self, batch: Any) -> bool:
         """Whether a plain step of this ScheduleBatch must sample as SGLang's verification does,

@@ -35,6 +35,7 @@ class ScheduleBatchDialect(Dialect):
     graph_runner = "decode_cuda_graph_runner"
     builds_steps = True
     times_graphs = True
+    returns_hidden_states = True
     extend_runs_on_runner = True
     mask_field = "grammar_mask"
     capture_draft_graphs: ClassVar[str] = "_capture_cuda_graphs"

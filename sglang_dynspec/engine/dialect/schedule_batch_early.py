@@ -83,6 +83,7 @@ class WholeForwardBarrierDialect(ModeOnBatchDialect):
 
     family = "0.5.13"
     graph_runner = "graph_runner"
+    returns_hidden_states = False
     extend_runs_on_runner = False
     capture_draft_graphs: ClassVar[str] = "init_cuda_graphs"
     contract: ClassVar[tuple[Name, ...]] = (
