@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from support.in_force import InForce, ids, in_force, prompts
 from support.policies import Alternate, Toggle
 
@@ -18,11 +19,16 @@ SERVER = {
     "skip_tokenizer_init": False,
     "grammar_backend": "xgrammar",
     "enable_return_hidden_states": True,
+    "enable_custom_logit_processor": True,
 }
 
 OLDEST = select(installed_release()).family == "0.5.9 to 0.5.11"
 """Releases whose verification leaves out penalties and biases (to 0.5.10), and on which dynspec
 leaves log-probabilities to SGLang."""
+
+# Written as SGLang writes one; what it forbids, speculation proposes all the same.
+FORBIDDEN = [*range(64, 320)]
+FORBID = DisallowedTokensLogitsProcessor.to_str()
 
 KINDS: dict[str, dict[str, Any]] = {
     "logit_bias": {"sampling_params": {"logit_bias": {"9": 3.0, "77": 4.0}}},
@@ -40,7 +46,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "sampling_params": {"stop_token_ids": [*range(60, 90), 106, 258]},
     },
     "one_token": {"max_new_tokens": 1},
+    "custom_processor": {
+        "custom_logit_processor": FORBID,
+        "sampling_params": {"custom_params": {"token_ids": FORBIDDEN}},
+    },
 }
+IGNORED = {"custom_processor"}
+"""Kinds that SGLang's verification leaves out, so that only the prefill's token obeys them."""
+if OLDEST:  # to 0.5.10
+    IGNORED.add("logit_bias")
 if not OLDEST:
     KINDS["logprobs"] = {"return_logprob": True, "top_logprobs_num": 3}
 if select(installed_release()).returns_hidden_states:
@@ -102,9 +116,9 @@ def test_a_kind_under_toggling(server, without_speculation, kind):
         assert kind == "one_token" or server.steps(0) > 0
         assert set(server.controller.counts.passthrough) <= {"prefill", "mixed"}
         assert server.controller.failure is None
-    if not (OLDEST and kind == "logit_bias"):  # left out of the verification to 0.5.10
+    if kind not in IGNORED:
         assert ids(theirs) == without_speculation[kind]
-    if kind in ("logit_bias", "regex", "ebnf", "stop_token"):
+    if kind in ("logit_bias", "regex", "ebnf", "stop_token", "custom_processor"):
         assert without_speculation[kind] != without_speculation["none"]
 
 

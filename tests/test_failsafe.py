@@ -192,6 +192,33 @@ def test_graphs_that_cannot_be_captured_are_done_without(
     assert ids(server.run(Alternate(), REQUESTS)) == expected
 
 
+def test_graphs_are_captured_anew_where_sglang_does_so(server, expected, monkeypatch):
+    runtime = install.runtime()
+    runner, attribute = runtime.worker.target_worker.model_runner, runtime.dialect.graph_runner
+    captured: list[Any] = []
+
+    def capture_decode_graphs(model_runner: Any, *, keep_hidden: bool) -> dict[str, Any]:
+        captured.append(keep_hidden)
+        return {attribute: None}  # as on this device, so that steps run
+
+    monkeypatch.setattr(runtime.dialect, "capture_decode_graphs", capture_decode_graphs)
+    monkeypatch.setattr(runtime, "target", PlainTarget(runtime.dialect, runtime.worker))
+    with temporarily(runner, **{attribute: object()}):
+        runtime.target.capture(keep_hidden=True, strict=True)
+        runtime.target.renew()
+        assert captured == [True]
+    # Gone altogether here, because a CPU has none; then steps run eagerly.
+    assert runtime.target.captured is not None
+    assert ids(server.run(Never(), REQUESTS)) == expected
+    assert runtime.target.captured is None
+    with temporarily(runner, **{attribute: object()}):
+        runtime.target.capture(keep_hidden=True, strict=True)
+    with temporarily(runner, **{attribute: object()}):
+        runtime.target.renew()
+        assert captured == [True] * 3
+        assert runtime.target.captured is not None
+
+
 def test_strict_does_not_do_without_graphs(server, captures_graphs):
     with pytest.raises(InstallError, match=r"OutOfMemoryError: no room.*--mem-fraction-static"):
         captures_graphs.capture(keep_hidden=False, strict=True)

@@ -26,7 +26,11 @@ class PlainTarget:
         self._runner = worker.target_worker.model_runner
         self.captured: Captured | None = None
         """The graphs of plain decode, or None where it runs eagerly."""
-        self._values = {"spec_algorithm": SpeculativeAlgorithm.NONE, dialect.graph_runner: None}
+        self._eager = {"spec_algorithm": SpeculativeAlgorithm.NONE, dialect.graph_runner: None}
+        self._values = self._eager
+        self._theirs: Any = None
+        """SGLang's graph runner when ours was captured."""
+        self._keep_hidden = False
 
     def capture(self, *, keep_hidden: bool, strict: bool) -> None:
         """Capture decode graphs for the batch sizes of SGLang's own, where SGLang has any.
@@ -38,7 +42,8 @@ class PlainTarget:
         Raises:
             InstallError: the capture failed, under strict.
         """
-        if getattr(self._runner, self._dialect.graph_runner, None) is None:
+        self._theirs, self._keep_hidden = self._sglangs_graphs(), keep_hidden
+        if self._theirs is None:
             return  # --disable-cuda-graph, or a device without graphs
 
         def make() -> dict[str, Any]:
@@ -48,8 +53,18 @@ class PlainTarget:
         made = capture("plain decode", make, self._runner.device, strict=strict)
         if made is not None:
             graphs, self.captured = made
-            self._values.update(graphs)
+            self._values = self._eager | graphs
             self.captured.report("plain decode")
+
+    def renew(self) -> None:
+        """Capture anew where SGLang has, as it does for new weights with ``recapture_cuda_graph``:
+        a graph keeps the tensors that it was captured with. Not within :meth:`active`."""
+        if self.captured is not None and self._sglangs_graphs() is not self._theirs:
+            self._values, self.captured = self._eager, None
+            self.capture(keep_hidden=self._keep_hidden, strict=False)
+
+    def _sglangs_graphs(self) -> Any:
+        return getattr(self._runner, self._dialect.graph_runner, None)
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -82,6 +82,7 @@ def _kind(batch: Any) -> str:
 def _try_plain(runtime: Runtime, batch: Any, **how: Any) -> Any:
     before = vars(batch).copy()
     try:
+        runtime.target.renew()
         return plain_decode.run(
             runtime.dialect,
             runtime.target,

@@ -47,6 +47,7 @@ class Request:
         logprob_start_len: where in the prompt logprobs start; -1 for the generated tokens only.
         top_logprobs_num: collect the logprobs of so many likeliest tokens at each position as well.
         return_hidden_states: ask for them, on a server with ``enable_return_hidden_states``.
+        custom_logit_processor: its text, on a server with ``enable_custom_logit_processor``.
         sampling_params: any other sampling parameters of SGLang (top_k, stop_token_ids, ...).
         rid: the request's id; made when not given.
     """
@@ -61,6 +62,7 @@ class Request:
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
     return_hidden_states: bool = False
+    custom_logit_processor: str | None = None
     sampling_params: dict[str, Any] = field(default_factory=dict)
     rid: str | None = None
 
@@ -378,6 +380,7 @@ def _generate_message(request: Request, rid: str, scheduler: Any) -> Any:
         "logprob_start_len": request.logprob_start_len,
         "top_logprobs_num": request.top_logprobs_num,
         "return_hidden_states": request.return_hidden_states,
+        "custom_logit_processor": request.custom_logit_processor,
         "token_ids_logprob": None,
         "stream": True,  # a message for every step
     }
