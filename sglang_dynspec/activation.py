@@ -49,6 +49,7 @@ def activate(
     policy: Policy | str | None = None,
     *,
     draft_state: str | None = None,
+    catch_up_bytes: int | None = None,
     steps: Sequence[int] | None = None,
     strict: bool | None = None,
     config: str | os.PathLike[str] | None = None,
@@ -61,8 +62,10 @@ def activate(
 
     Args:
         policy: a policy or its text form, for example ``"batch_size(off_at=32, on_at=24)"``.
-        draft_state: ``"warm"`` (default) keeps the draft's KV current during plain steps,
-            ``"skip"`` does not.
+        draft_state: ``"catch_up"`` (default) lets the draft take in what plain steps have left out
+            when speculation comes back, ``"warm"`` during plain steps, ``"skip"`` not at all.
+        catch_up_bytes: memory for what the draft is to catch up with, on each GPU; by default
+            512 MiB, or 1% of the GPU's memory where that is less.
         steps: draft steps that can be run beside 0 and the server's ``--speculative-num-steps``,
             for example ``[0, 1, 3]``; from SGLang 0.5.12 on.
         strict: stop the server where dynspec cannot be in force, instead of running without it.
@@ -75,7 +78,12 @@ def activate(
         InstallError: processes spawned from this one would not start dynspec.
     """
     settings = Settings.resolve(
-        policy=policy, draft_state=draft_state, steps=steps, strict=strict, config=config
+        policy=policy,
+        draft_state=draft_state,
+        catch_up_bytes=catch_up_bytes,
+        steps=steps,
+        strict=strict,
+        config=config,
     )
     if settings.policy is None:
         raise ConfigError(

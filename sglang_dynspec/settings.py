@@ -18,7 +18,7 @@ from sglang_dynspec.policy.text import check_policy_text, parse_policy, policy_t
 if TYPE_CHECKING:
     from sglang_dynspec.policy.base import Policy
 
-DraftState = Literal["warm", "skip"]
+DraftState = Literal["catch_up", "warm", "skip"]
 
 PREFIX = "SGLANG_DYNSPEC_"
 CONFIG_VARIABLE = "SGLANG_DYNSPEC_CONFIG"
@@ -27,12 +27,13 @@ STRICT_VARIABLE = "SGLANG_DYNSPEC_STRICT"
 _VARIABLES = {
     "policy": "SGLANG_DYNSPEC_POLICY",
     "draft_state": "SGLANG_DYNSPEC_DRAFT_STATE",
+    "catch_up_bytes": "SGLANG_DYNSPEC_CATCH_UP_BYTES",
     "steps": "SGLANG_DYNSPEC_STEPS",
     "strict": STRICT_VARIABLE,
 }
 _KNOWN_VARIABLES = (*_VARIABLES.values(), CONFIG_VARIABLE, "SGLANG_DYNSPEC_CPU_ENGINE")
 
-_DRAFT_STATES = ("warm", "skip")
+_DRAFT_STATES = ("catch_up", "warm", "skip")
 
 # As SGLang reads its own boolean variables.
 _TRUE = ("true", "1", "yes", "y")
@@ -51,8 +52,12 @@ class Settings:
     policy: str | None = None
     """The policy as text, as :func:`sglang_dynspec.policy.parse_policy` reads it, or None: dynspec
     is not to be in force."""
-    draft_state: DraftState = "warm"
-    """``"warm"`` keeps the draft's KV current during plain steps, ``"skip"`` does not."""
+    draft_state: DraftState = "catch_up"
+    """``"catch_up"`` lets the draft take in what plain steps have left out when speculation comes
+    back, ``"warm"`` during plain steps, ``"skip"`` not at all."""
+    catch_up_bytes: int | None = None
+    """Memory for what the draft is to catch up with, on each GPU; None: 512 MiB, or 1% of the GPU's
+    memory where that is less."""
     steps: tuple[int, ...] = ()
     """Draft steps that can be run beside 0 and the server's ``--speculative-num-steps``, ascending;
     these two may be named as well."""
@@ -81,6 +86,7 @@ class Settings:
         *,
         policy: Policy | str | None = None,
         draft_state: str | None = None,
+        catch_up_bytes: int | None = None,
         steps: Sequence[int] | None = None,
         strict: bool | None = None,
         config: str | os.PathLike[str] | None = None,
@@ -90,11 +96,12 @@ class Settings:
 
         Args:
             policy: a policy or its text; None stands for not given, here and below.
-            draft_state: ``"warm"`` or ``"skip"``.
+            draft_state: ``"catch_up"``, ``"warm"`` or ``"skip"``.
+            catch_up_bytes: memory for what the draft is to catch up with.
             steps: draft steps that can be run beside 0 and the server's own.
             strict: stop the server instead of running without dynspec.
-            config: a TOML file with the keys ``policy``, ``draft_state``, ``steps`` and
-                ``strict``; instead of the one named by ``SGLANG_DYNSPEC_CONFIG``.
+            config: a TOML file with the keys ``policy``, ``draft_state``, ``catch_up_bytes``,
+                ``steps`` and ``strict``; instead of the one named by ``SGLANG_DYNSPEC_CONFIG``.
             environ: variables; ``os.environ`` by default. An empty one counts as not set.
 
         Raises:
@@ -102,7 +109,13 @@ class Settings:
             ConfigError: any other value, variable or file cannot be used.
         """
         environ = os.environ if environ is None else environ
-        given = {"policy": policy, "draft_state": draft_state, "steps": steps, "strict": strict}
+        given = {
+            "policy": policy,
+            "draft_state": draft_state,
+            "catch_up_bytes": catch_up_bytes,
+            "steps": steps,
+            "strict": strict,
+        }
         path = config if config is not None else environ.get(CONFIG_VARIABLE, "").strip() or None
         from_file = {} if path is None else _read_file(_path(path))
         from_arguments = _checked({k: v for k, v in given.items() if v is not None}, _ARGUMENT)
@@ -117,6 +130,7 @@ class Settings:
         return {
             _VARIABLES["policy"]: self.policy or "",
             _VARIABLES["draft_state"]: self.draft_state,
+            _VARIABLES["catch_up_bytes"]: str(self.catch_up_bytes or ""),
             _VARIABLES["steps"]: ",".join(map(str, self.steps)),
             STRICT_VARIABLE: "1" if self.strict else "0",
             CONFIG_VARIABLE: "",
@@ -177,6 +191,7 @@ def _checked(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     checks: dict[str, Callable[[Any, str], Any]] = {
         "policy": _policy,
         "draft_state": _draft_state,
+        "catch_up_bytes": _bytes,
         "steps": _steps,
         "strict": _strict,
     }
@@ -198,10 +213,21 @@ def _draft_state(value: Any, where: str) -> DraftState:
     if value not in _DRAFT_STATES:
         hint = _suggestion(str(value), _DRAFT_STATES)
         raise ConfigError(
-            f"{where} is {value!r}{hint}; write 'warm' (keep the draft's KV current during plain "
-            "steps) or 'skip'"
+            f"{where} is {value!r}{hint}; write 'catch_up' (the draft takes in what it has missed "
+            "when speculation comes back), 'warm' (it does so during plain steps) or 'skip'"
         )
     return cast(DraftState, value)
+
+
+def _bytes(value: Any, where: str) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or value < 1:
+        raise ConfigError(
+            f"{where} is {value!r}; it must be a number of bytes, a whole number >= 1, as in "
+            "536870912 (512 MiB)"
+        )
+    return value
 
 
 def _steps(value: Any, where: str) -> tuple[int, ...]:
@@ -233,6 +259,8 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             values[key] = _policy(text, variable)
         elif key == "draft_state":
             values[key] = _draft_state(text.lower(), variable)
+        elif key == "catch_up_bytes":
+            values[key] = _bytes(int(text) if text.isdecimal() else text, variable)
         elif key == "steps":
             values[key] = _numbers(text, variable)
         else:

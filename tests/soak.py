@@ -129,7 +129,9 @@ def round_of(server: InForce, known: list[Request], expected: list[Output], seed
     """Run a round; slots are checked by ``server.run``."""
     draw = random.Random(seed)
     requests, wanted = load(known, expected, draw)
-    outputs = server.run(Toggle(seed=seed), requests, draw.choice(("warm", "skip")))
+    outputs = server.run(
+        Toggle(seed=seed), requests, draw.choice(("catch_up", "catch_up", "warm", "skip"))
+    )
     wrong = [
         f"request {i}: {what}"
         for i, (request, output) in enumerate(zip(requests, outputs, strict=True))

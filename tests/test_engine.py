@@ -61,7 +61,7 @@ def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce
         yield made
 
 
-@pytest.mark.parametrize("draft_state", ["warm", "skip"])
+@pytest.mark.parametrize("draft_state", ["catch_up", "warm", "skip"])
 @pytest.mark.parametrize("policy", [Never(), Always(), Alternate()], ids=repr)
 def test_mixed_lengths(server, expected, policy, draft_state):
     assert ids(server.run(policy, MIXED, draft_state)) == expected["mixed"]
@@ -70,7 +70,7 @@ def test_mixed_lengths(server, expected, policy, draft_state):
     assert server.controller.failure is None
 
 
-@pytest.mark.parametrize("draft_state", ["warm", "skip"])
+@pytest.mark.parametrize("draft_state", ["catch_up", "skip"])
 def test_random_toggling(server, expected, draft_state):
     assert ids(server.run(Toggle(seed=1), LONG_MIXED, draft_state)) == expected["long"]
     assert server.controller.counts.switches >= 200

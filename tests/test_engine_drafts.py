@@ -69,7 +69,7 @@ def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce
         yield made
 
 
-@pytest.mark.parametrize("draft_state", ["warm", "skip"])
+@pytest.mark.parametrize("draft_state", ["catch_up", "warm", "skip"])
 def test_random_toggling_with_retraction_radix_hits_and_chunks(server, expected, draft_state):
     outputs = server.run(Toggle(seed=1), staggered(), draft_state)
     assert ids(outputs) == expected
@@ -79,7 +79,7 @@ def test_random_toggling_with_retraction_radix_hits_and_chunks(server, expected,
     assert sum(o.cached_tokens for o in outputs) > 0
     assert sum(o.retractions for o in outputs) > 0
     counts = server.controller.counts
-    assert (counts.draft_prefills_skipped > 1) == (draft_state == "skip")
+    assert (counts.draft_prefills_skipped > 1) == (draft_state != "warm")
 
 
 def test_never_under_skip_leaves_the_draft_model_alone(server):

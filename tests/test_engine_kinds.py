@@ -110,7 +110,7 @@ def assert_same(outputs: list[Output], theirs: list[Output]) -> None:
 def test_a_kind_under_toggling(server, without_speculation, kind):
     theirs = server.run(Always(), requests(KINDS[kind]))
     assert server.steps(0) == 0
-    for policy, draft_state in ((Alternate(), "warm"), (Toggle(seed=4), "skip")):
+    for policy, draft_state in ((Alternate(), "catch_up"), (Toggle(seed=4), "skip")):
         outputs = server.run(policy, requests(KINDS[kind]), draft_state)
         assert_same(outputs, theirs)
         assert kind == "one_token" or server.steps(0) > 0
@@ -148,7 +148,7 @@ def test_log_probabilities_are_as_many_as_tokens(server):
 def test_a_row_of_hidden_states_for_each_token(server):
     if "hidden_states" not in KINDS:
         pytest.skip("SGLang returns other rows")
-    for draft_state in ("warm", "skip"):
+    for draft_state in ("catch_up", "warm", "skip"):
         outputs = server.run(Never(), requests(KINDS["hidden_states"]), draft_state)
         for output in outputs:
             # The prefill's rows together, then one for each token but the first.
@@ -164,7 +164,7 @@ def test_penalties_are_counted_once(server, without_speculation):
     else:
         assert outputs == without_speculation["penalties"] != without_speculation["none"]
     # Mixed with speculative steps, which count one token of each run, no output is right by itself.
-    for draft_state in ("warm", "skip"):
+    for draft_state in ("catch_up", "skip"):
         mixed = server.run(Alternate(), requests(PENALTIES), draft_state)
         assert [len(output.token_ids) for output in mixed] == [30] * 4
         assert server.controller.failure is None

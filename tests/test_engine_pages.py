@@ -52,7 +52,7 @@ def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce
 
 
 @pytest.mark.parametrize(
-    ("server", "draft_state"), [(SMALL, "warm"), (LARGE, "skip")], indirect=["server"], ids=name
+    ("server", "draft_state"), [(SMALL, "catch_up"), (LARGE, "skip")], indirect=["server"], ids=name
 )
 def test_toggling_with_chunked_prefill_radix_hits_and_retraction(server, expected, draft_state):
     outputs = server.run(Toggle(seed=2), tight_requests(), draft_state)

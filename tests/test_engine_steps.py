@@ -55,7 +55,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[InForce]:
         yield made
 
 
-@pytest.mark.parametrize("draft_state", ["warm", "skip"])
+@pytest.mark.parametrize("draft_state", ["catch_up", "warm", "skip"])
 def test_any_sequence_of_draft_steps(server, expected, draft_state):
     assert server.controller.ladder == STEPS
     policy = Recorder(Toggle(seed=2))

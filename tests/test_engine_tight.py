@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.in_force import SERVERS, InForce, ids, in_force, reference, server_name
+from support.in_force import (
+    SERVERS,
+    InForce,
+    ids,
+    in_force,
+    reference,
+    ring,
+    ring_of,
+    server_name,
+)
 from support.policies import Toggle
 from support.tight import TIGHT, tight_requests
 
@@ -33,6 +42,18 @@ def test_chunked_prefill_radix_hits_and_retraction(server, expected, policy: Pol
     assert sum(o.cached_tokens for o in outputs) > 0
     assert sum(o.retractions for o in outputs) > 0
     assert server.steps(0) > 0
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_a_ring_that_is_too_short(server, expected, tokens):
+    with ring_of(tokens):
+        outputs = server.run(Toggle(seed=4), tight_requests())
+        # What it had not written yet no embedding could look up (support.in_force.poison).
+        assert server.controller.failure is None
+        assert ring().totals.times > 10
+        assert ring().totals.lost > 0
+    assert ids(outputs) == expected
+    assert server.controller.counts.draft_prefills_skipped > 0
 
 
 def test_aborts_midway(server, expected):

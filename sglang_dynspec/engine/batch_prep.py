@@ -12,18 +12,30 @@ def decide(runtime: Runtime, batch: Any) -> None:
     """Decide the step that a ScheduleBatch is being prepared for; the decision stays on it."""
     if batch.spec_info is None or batch.req_to_token_pool is not runtime.worker.req_to_token_pool:
         return  # nothing to decode, or another scheduler's
-    decision = runtime.controller.decide(view(runtime, batch), runtime.dialect.blocked(batch))
+    blocked, keeping = runtime.dialect.blocked(batch), runtime.keeping
+    cold = () if keeping is None else keeping.cold(batch.reqs)
+    decision = runtime.controller.decide(view(runtime, batch, cold=len(cold)), blocked)
+    decision.cold = cold
+    if keeping is not None and decision.num_steps and not runtime.controller.static:
+        decision.plan = keeping.plan(batch.reqs, may_wait=blocked is None)
+        if decision.plan is not None and not decision.plan.complete:
+            decision.num_steps, decision.postponed = 0, True
     decision.as_verified = decision.num_steps == 0 and runtime.dialect.as_verified(batch)
     setattr(batch.spec_info, DECISION, decision)
 
 
-def view(runtime: Runtime, batch: Any) -> BatchView:
-    """What the policy may see of a ScheduleBatch; nothing of it waits for the device."""
+def view(runtime: Runtime, batch: Any, *, cold: int = 0) -> BatchView:
+    """What the policy may see of a ScheduleBatch; nothing of it waits for the device.
+
+    Args:
+        cold: requests whose draft KV has a hole.
+    """
     return _view(
         runtime,
         batch_size=len(batch.reqs),
         context_tokens=runtime.dialect.context_tokens(batch),
         waiting=len(runtime.scheduler.waiting_queue),
+        cold=cold,
     )
 
 
@@ -43,7 +55,9 @@ def after_prefill(runtime: Runtime, batch: Any) -> BatchView:
     )
 
 
-def _view(runtime: Runtime, *, batch_size: int, context_tokens: int, waiting: int) -> BatchView:
+def _view(
+    runtime: Runtime, *, batch_size: int, context_tokens: int, waiting: int, cold: int = 0
+) -> BatchView:
     controller, scheduler = runtime.controller, runtime.scheduler
     allocator = scheduler.token_to_kv_pool_allocator
     # As SGLang counts: what only the radix cache keeps is there for the taking.
@@ -56,4 +70,5 @@ def _view(runtime: Runtime, *, batch_size: int, context_tokens: int, waiting: in
         kv_usage=1.0 - free / allocator.size,
         last_num_steps=controller.last_num_steps,
         step=controller.next_step,
+        cold=cold,
     )

@@ -74,6 +74,15 @@ def capture(
     return made, Captured(time.perf_counter() - started, gigabytes)
 
 
+def total_bytes(device: str) -> int:
+    """Memory of the device in bytes, or 0 where that is not known."""
+    return _bytes(device)[1]
+
+
 def _free_bytes(device: str) -> int:
+    return _bytes(device)[0]
+
+
+def _bytes(device: str) -> tuple[int, int]:
     query = getattr(torch.get_device_module(device), "mem_get_info", None)
-    return 0 if query is None else int(query()[0])  # a CPU has no such figure
+    return (0, 0) if query is None else query()  # a CPU has no such figures

@@ -41,6 +41,12 @@ class Decision:
     """When the step was prepared, in seconds of the controller's clock."""
     as_verified: bool = False
     """Whether a plain step is to sample as a verification does."""
+    cold: tuple[int, ...] = ()
+    """Indices of the requests whose draft KV has a hole."""
+    plan: Any = None
+    """What the draft is to take in before the step, as `CatchUp.plan` made it, or None."""
+    postponed: bool = False
+    """Whether speculation was wanted, and the draft first takes in a part of what it has missed."""
 
 
 @dataclass(slots=True)
@@ -61,6 +67,7 @@ class Counts:
     passthrough: Counter[str] = field(default_factory=Counter)
     draft_prefills: int = 0
     draft_prefills_skipped: int = 0
+    postponed: int = 0
 
 
 class Controller:
@@ -137,6 +144,7 @@ class Controller:
         self.last_batch_size = decision.batch_size
         if decision.passthrough is not None:
             self.counts.passthrough[decision.passthrough] += 1
+        self.counts.postponed += decision.postponed
         self._ran(decision.num_steps)
 
     def instead(self, decision: Decision) -> None:
@@ -188,6 +196,7 @@ class Controller:
             num_steps=decision.num_steps,
             batch_size=len(accept_lens),
             accept_lens=tuple(accept_lens),
+            cold=decision.cold,
             seconds=self._ended - begun,
         )
         try:
@@ -224,6 +233,7 @@ class Controller:
             "passthrough": dict(self.counts.passthrough),
             "draft_prefills": self.counts.draft_prefills,
             "draft_prefills_skipped": self.counts.draft_prefills_skipped,
+            "postponed": self.counts.postponed,
             "explanation": self._explanation(),
             "error": self.failure,
         }

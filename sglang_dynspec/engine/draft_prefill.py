@@ -1,4 +1,4 @@
-"""The draft model's prefill, which the policy may leave out under ``skip``."""
+"""The draft model's prefill, which the policy may leave out, except under ``warm``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from sglang_dynspec.engine import batch_prep
 from sglang_dynspec.engine.runtime import Runtime
 
 
-def instead(runtime: Runtime, batch: Any, next_token_ids: torch.Tensor) -> Any:
+def instead(
+    runtime: Runtime, batch: Any, hidden: torch.Tensor | None, next_token_ids: torch.Tensor
+) -> Any:
     """The draft state after a prefill that the draft model does not take part in, or None if it is
     to take part.
 
     Args:
         batch: the worker's batch, after the target's prefill.
+        hidden: the target's hidden states, shape (tokens, hidden size).
         next_token_ids: sampled tokens, shape (bs,).
     """
-    if runtime.draft_state != "skip" or not runtime.dialect.is_prefill(batch):
+    if runtime.draft_state == "warm" or not runtime.dialect.is_prefill(batch):
         return None
-    if runtime.controller.wants_draft_prefill(batch_prep.after_prefill(runtime, batch)):
+    wanted = runtime.controller.wants_draft_prefill(batch_prep.after_prefill(runtime, batch))
+    if runtime.keeping is not None:
+        runtime.keeping.prefilled(batch, hidden, drafted=wanted)
+    if wanted:
         return None
     return runtime.dialect.blank_draft_input(runtime.worker, batch, next_token_ids)

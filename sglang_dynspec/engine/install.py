@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sglang_dynspec")
 
+_CATCH_UP_BYTES = 512 << 20
+
 SettingsSource = Callable[[], "Settings"]
 
 
@@ -91,6 +93,7 @@ def status() -> dict[str, Any]:
             "state": "static" if runtime.controller.static else "in_force",
             **_state.about,
             "draft_state": runtime.draft_state,
+            "catch_up": runtime.keeping and runtime.keeping.as_dict(),
             "cuda_graphs": runtime.cuda_graphs(),
             **runtime.controller.as_dict(),
         }
@@ -207,10 +210,12 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     ladder = (0, *step_states.steps, worker.speculative_num_steps)
     controller = Controller(policy, ladder)
     warm = settings.draft_state == "warm"
+    catch_up = _catch_up(worker, settings) if settings.draft_state == "catch_up" else None
     target = PlainTarget(dialect, worker)
     draft_extend = DraftExtend(dialect, worker)
     returned = dialect.returns_hidden_states and scheduler.server_args.enable_return_hidden_states
-    keep_hidden = returned or (warm and draft_extend.reads_hidden)
+    kept = catch_up is not None and dialect.keeps_hidden(worker)
+    keep_hidden = returned or kept or (warm and draft_extend.reads_hidden)
     target.capture(keep_hidden=keep_hidden, strict=settings.strict)
     if warm:
         draft_extend.narrow(strict=settings.strict)
@@ -233,6 +238,7 @@ def _engage(scheduler: Any, settings: Settings) -> None:
         draft_extend,
         step_states,
         settings.draft_state,
+        catch_up,
     )
     _state.scheduler_seen = True
     _say(
@@ -272,6 +278,25 @@ def _time_graphs(graphs: Any, controller: Any) -> None:
         time.perf_counter() - started,
         in_words(timings),
     )
+
+
+def _catch_up(worker: Any, settings: Settings) -> Any:
+    from sglang_dynspec.engine.capture import total_bytes
+    from sglang_dynspec.engine.catch_up import CatchUp
+
+    budget = settings.catch_up_bytes
+    if budget is None:
+        hundredth = total_bytes(worker.device) // 100
+        budget = min(_CATCH_UP_BYTES, hundredth or _CATCH_UP_BYTES)
+    made = CatchUp(_state.dialect, worker, budget)
+    _say(
+        logging.INFO,
+        "sglang_dynspec: the draft can catch up with the last %d tokens of each request: %.2f GB "
+        "(SGLANG_DYNSPEC_CATCH_UP_BYTES).",
+        made.tokens,
+        made.bytes / (1 << 30),
+    )
+    return made
 
 
 def _step_states(worker: Any, settings: Settings) -> Any:
@@ -366,10 +391,13 @@ def _draft_prefill(
     current = _state.runtime
     if current is None or draft_worker is not current.worker.draft_worker:
         return wrapped(*args, **kwargs)
+    if current.keeping is not None and current.keeping.running:
+        return wrapped(*args, **kwargs)
     try:
         batch = args[0] if args else kwargs["batch"]
+        hidden = args[1] if len(args) > 1 else kwargs["target_hidden_states"]
         tokens = args[2] if len(args) > 2 else kwargs["next_token_ids"]
-        blank = draft_prefill.instead(current, batch, tokens)
+        blank = draft_prefill.instead(current, batch, hidden, tokens)
         if blank is not None:
             return blank
     except Exception as error:

@@ -13,6 +13,7 @@ import torch
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_dynspec.engine import draft_state
+from sglang_dynspec.engine.catch_up import CatchUp
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect.base import Dialect, OnPublish, pad_rows
 from sglang_dynspec.engine.dialect.verified import Barrier
@@ -27,6 +28,7 @@ def run(
     batch: Any,
     *,
     extend: DraftExtend | None,
+    keep: CatchUp | None = None,
     on_publish: OnPublish | None = None,
     as_verified: bool = False,
     barrier: Barrier | None = None,
@@ -38,6 +40,7 @@ def run(
         batch: its decode batch (ModelWorkerBatch or ScheduleBatch); changed as SGLang's own
             worker changes it.
         extend: writes the draft's KV too (``warm``).
+        keep: keeps what the draft misses (``catch_up``).
         on_publish: from SGLang 0.5.13; to be called with the new lengths once they are known.
         as_verified: sample as SGLang's verification does, instead of with the ordinary sampler.
         barrier: from SGLang 0.5.17; to be called before grammars are looked at.
@@ -49,7 +52,11 @@ def run(
     seq_lens = batch.seq_lens
     new_seq_lens = seq_lens + 1
     returned = dialect.returns_hidden_states and dialect.asked_for_hidden_states(batch)
-    keep_hidden = returned or (extend is not None and extend.reads_hidden)
+    keep_hidden = (
+        returned
+        or (extend is not None and extend.reads_hidden)
+        or (keep is not None and dialect.keeps_hidden(worker))
+    )
     with target.active(), _as_plain_decode(dialect, worker, batch, new_seq_lens):
         result = dialect.forward_target(
             worker, batch, keep_hidden=keep_hidden, sample=not as_verified
@@ -60,6 +67,8 @@ def run(
         on_publish(new_seq_lens)
     width = dialect.result_width(worker) if extend is None else extend.width
     dialect.set_result(result, tokens=result.next_token_ids, width=width, new_seq_lens=new_seq_lens)
+    if keep is not None:
+        keep.took_plain_step(batch, result.logits_output.hidden_states)
     # A copy: these are read later, and a graph writes the next step's to the same place.
     hidden = pad_rows(result.logits_output.hidden_states, width) if returned else None
     if extend is not None:

@@ -1,9 +1,9 @@
 """What the scheduler relays from one step to the next, when the steps are plain.
 
 SGLang's FutureMap (from 0.5.13, under the overlap scheduler) hands lengths, pending tokens and
-draft proposals from step to step on the device. A plain step that leaves the draft alone (``skip``)
-needs no proposals, and the host knows its new lengths without asking: one more for each request.
-Neither exists on a server without speculation, so neither may cost a plain step anything.
+draft proposals from step to step on the device. A plain step that leaves the draft alone (``skip``,
+``catch_up``) needs no proposals, and the host knows its new lengths without asking: one more for
+each request. Neither exists on a server without speculation, so neither may cost a plain step anything.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ KNOWN_LENGTHS = "dynspec_known_lengths"
 
 
 def resolve_extras(runtime: Runtime, future_map: Any, batch: Any) -> bool:
-    """Before ``FutureMap._resolve_spec_extras``: for a plain step under ``skip``, bring only the
-    pending tokens.
+    """Before ``FutureMap._resolve_spec_extras``: for a plain step that leaves the draft
+    alone, bring only the pending tokens.
 
     Returns:
         Whether that was all; if not, SGLang's own is to run.
@@ -37,7 +37,7 @@ def resolve_extras(runtime: Runtime, future_map: Any, batch: Any) -> bool:
 
 
 def _tokens_suffice(runtime: Runtime, draft_input: Any) -> bool:
-    if runtime.draft_state != "skip" or draft_input is None:
+    if runtime.draft_state == "warm" or draft_input is None:
         return False
     decision = vars(draft_input).get(DECISION)
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sglang_dynspec.engine.catch_up import CatchUp
 from sglang_dynspec.engine.controller import Controller
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect.base import Dialect
@@ -24,7 +25,13 @@ class Runtime:
     draft_extend: DraftExtend
     step_states: StepStates
     draft_state: str
-    """``warm`` or ``skip``."""
+    """``catch_up``, ``warm`` or ``skip``."""
+    catch_up: CatchUp | None = None
+
+    @property
+    def keeping(self) -> CatchUp | None:
+        """What keeps what the draft misses, under ``catch_up``."""
+        return self.catch_up if self.draft_state == "catch_up" else None
 
     def cuda_graphs(self) -> dict[str, Any]:
         """What capturing our own graphs took, or None for what runs without. JSON-native."""

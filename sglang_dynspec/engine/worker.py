@@ -27,6 +27,8 @@ def forward(
     batch = _argument(args, kwargs, 0, runtime.dialect.batch_parameter)
     decision = None if batch is None else _take_decision(runtime, batch)
     result = None
+    if decision is not None and not _catch_up(runtime, batch, decision):
+        runtime.controller.instead(decision)
     if decision is not None and decision.num_steps == 0:
         result = _try_plain(
             runtime,
@@ -79,6 +81,28 @@ def _kind(batch: Any) -> str:
     return "prefill" if mode.is_extend() else "other"
 
 
+def _catch_up(runtime: Runtime, batch: Any, decision: Decision) -> bool:
+    """Let the draft take in what it has missed, if that was decided.
+
+    Returns:
+        Whether that went well.
+    """
+    keeping = runtime.keeping
+    if keeping is None:
+        return True
+    if decision.num_steps:
+        keeping.took_speculative_step()
+    if decision.plan is None:
+        return True
+    try:
+        keeping.run(batch, decision.plan)
+    except Exception as error:
+        _resolve_proposals(runtime, batch)
+        runtime.controller.fail("the draft model could not catch up", error)
+        return False
+    return True
+
+
 def _try_plain(runtime: Runtime, batch: Any, **how: Any) -> Any:
     before = vars(batch).copy()
     try:
@@ -89,6 +113,7 @@ def _try_plain(runtime: Runtime, batch: Any, **how: Any) -> Any:
             runtime.worker,
             batch,
             extend=runtime.draft_extend if runtime.draft_state == "warm" else None,
+            keep=runtime.keeping,
             **how,
         )
     except Exception as error:
@@ -101,6 +126,6 @@ def _try_plain(runtime: Runtime, batch: Any, **how: Any) -> Any:
 
 
 def _resolve_proposals(runtime: Runtime, batch: Any) -> None:
-    # The relay has brought only the pending tokens, if it was a step under `skip`.
+    # The relay has brought only the pending tokens, if the draft was to be left alone.
     if batch.spec_info.topk_p is None:
         runtime.scheduler.future_map._resolve_spec_extras(batch)

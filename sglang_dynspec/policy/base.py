@@ -44,6 +44,9 @@ class BatchView:
     """Draft steps of the previous decode step."""
     step: int = 0
     """Number of this decode step since the server started, from 0."""
+    cold: int = 0
+    """Requests whose draft model has missed more than could be kept for it (draft state
+    ``catch_up``): few of their draft tokens will be accepted for a while."""
 
     @property
     def max_steps(self) -> int:
@@ -85,6 +88,8 @@ class StepOutcome:
     """From the end of the batch before it, or from its own preparation where the device had nothing
     to do, to its own end, as the host sees it: result processing is part of it, prefills and idle
     times are not. None where that is not known."""
+    cold: tuple[int, ...] = ()
+    """Indices into ``accept_lens`` of the requests that were cold (``BatchView.cold``)."""
 
     @property
     def accept_length(self) -> float:
@@ -96,6 +101,14 @@ class StepOutcome:
         """Accepted draft tokens / draft tokens, 0 to 1, or None after a plain step."""
         drafts = self.num_steps * len(self.accept_lens)
         return (sum(self.accept_lens) - len(self.accept_lens)) / drafts if drafts else None
+
+    @property
+    def usual_accept_lens(self) -> tuple[int, ...]:
+        """Those of the requests that were not cold."""
+        if not self.cold:
+            return self.accept_lens
+        cold = set(self.cold)
+        return tuple(n for i, n in enumerate(self.accept_lens) if i not in cold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

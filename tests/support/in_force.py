@@ -11,8 +11,10 @@ from typing import Any
 import sglang_dynspec
 from sglang_dynspec import Policy
 from sglang_dynspec.engine import install
+from sglang_dynspec.engine.catch_up import CatchUp
 from sglang_dynspec.engine.controller import Controller, Counts
 from sglang_dynspec.engine.dialect.base import Dialect
+from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.testing import cpu_engine
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Output, Request
 
@@ -42,12 +44,38 @@ def accept_length(outputs: Sequence[Output], start: int, end: int) -> float:
     return sum(gained) / len(gained)
 
 
+CATCH_UP_BYTES = 8 << 20
+
+
+def poison(catch_up: CatchUp) -> None:
+    """Fill the ring with what shows where it is read before it is written."""
+    catch_up._hidden.fill_(float("nan"))
+    catch_up._ids.fill_(1 << 30)  # no token: an embedding looked up by it fails
+
+
+def ring() -> CatchUp:
+    """What keeps what the draft misses."""
+    kept = install.runtime().catch_up
+    assert isinstance(kept, CatchUp)
+    return kept
+
+
+def ring_of(tokens: int) -> Any:
+    """Let it keep so many tokens of each request."""
+    current, whole = install.runtime(), ring()
+    budget = whole.bytes // whole.tokens * tokens
+    return temporarily(current, catch_up=CatchUp(current.dialect, current.worker, budget))
+
+
 class InForce:
     """What a test works with."""
 
     def __init__(self, scheduler: InProcessScheduler) -> None:
         self.scheduler = scheduler
         self._start = self.slots()
+        current = install.runtime()
+        if current.catch_up is None:  # so that a test can change the draft state of a server
+            current.catch_up = CatchUp(current.dialect, current.worker, CATCH_UP_BYTES)
 
     @property
     def controller(self) -> Controller:
@@ -63,13 +91,14 @@ class InForce:
         return self.scheduler.free_kv_slots(), self.scheduler.free_request_slots()
 
     def run(
-        self, policy: Policy, requests: Sequence[Request], draft_state: str = "warm"
+        self, policy: Policy, requests: Sequence[Request], draft_state: str = "catch_up"
     ) -> list[Output]:
         """Run requests under a policy, from an empty cache and with fresh counts.
 
         SGLang's own idle check runs at the end, and every slot must be back.
         """
         self._forget_draft_kv()
+        poison(install.runtime().catch_up)
         install.runtime().draft_state = draft_state
         self.controller.counts = Counts()
         self.controller.use(policy)
@@ -101,10 +130,15 @@ class InForce:
 
 @contextmanager
 def in_force(
-    algorithm: str, *, overlap: bool = True, steps: Sequence[int] = (), **overrides: Any
+    algorithm: str,
+    *,
+    overlap: bool = True,
+    steps: Sequence[int] = (),
+    draft_state: str = "warm",
+    **overrides: Any,
 ) -> Iterator[InForce]:
     """A scheduler that was built under ``activate()``."""
-    sglang_dynspec.activate(policy="never", steps=steps, strict=True)
+    sglang_dynspec.activate(policy="never", draft_state=draft_state, steps=steps, strict=True)
     try:
         with InProcessScheduler(algorithm, overlap=overlap, **overrides) as scheduler:
             yield InForce(scheduler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from sglang.srt.layers.moe.utils import (
     speculative_moe_a2a_backend_context,
     speculative_moe_backend_context,
 )
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_dynspec.engine.contract import Instance, Live, Name
 from sglang_dynspec.engine.dialect import adaptive, verified
@@ -249,6 +250,67 @@ class Dialect(ABC):
         """Whether SGLang keeps the target's hidden states for the draft model. A standalone draft
         is a model of its own and has no use for them."""
         return not worker.speculative_algorithm.is_standalone()
+
+    def keeps_hidden(self, worker: Any) -> bool:
+        """Whether the draft's KV is made of the target's hidden states, besides tokens."""
+        return not worker.speculative_algorithm.is_standalone()
+
+    def kept_hidden_size(self, worker: Any) -> int:
+        """Elements of the target's hidden states that the draft's KV is made of, for each token.
+
+        EAGLE-3 reads those of several layers (EAGLEDraftExtendCudaGraphRunner has the same rule).
+        """
+        if not self.keeps_hidden(worker):
+            return 0
+        draft = worker.draft_worker.draft_runner.model_config.hf_config
+        if not worker.speculative_algorithm.is_eagle3():
+            return int(worker.target_worker.model_runner.model_config.hidden_size)
+        size = getattr(draft, "target_hidden_size", None) or draft.hidden_size
+        eagle = getattr(draft, "eagle_config", None) or {}
+        if not eagle.get("use_aux_hidden_state", True):
+            return int(size)
+        layers = eagle.get("eagle_aux_hidden_state_layer_ids")
+        number = getattr(draft, "num_aux_hidden_states", None) or len(layers or ()) or 3
+        return int(size) * number
+
+    @abstractmethod
+    def prefill_lengths(self, batch: Any) -> Sequence[int]:
+        """Tokens of each request in the worker's prefill batch."""
+
+    def as_prefill(
+        self,
+        *,
+        input_ids: torch.Tensor,
+        out_cache_loc: torch.Tensor,
+        seq_lens: torch.Tensor,
+        prefix_lens: torch.Tensor,
+        extend_lens: list[int],
+        standalone: bool,
+    ) -> dict[str, Any]:
+        """Fields that make the worker's decode batch one that the draft model prefills.
+
+        Args:
+            input_ids: of all requests, shape (tokens,), int64.
+            out_cache_loc: KV slot of each, shape (tokens,), int64.
+            seq_lens: lengths with these tokens, shape (bs,).
+            prefix_lens: lengths without them, shape (bs,), on the host.
+            extend_lens: tokens of each request.
+            standalone: whether the draft has no hidden states to hand on.
+        """
+        on_host = prefix_lens + torch.tensor(extend_lens)
+        return {
+            "forward_mode": ForwardMode.EXTEND,
+            "is_extend_in_batch": True,
+            "input_ids": input_ids,
+            "out_cache_loc": out_cache_loc,
+            "seq_lens": seq_lens,
+            "seq_lens_cpu": on_host,
+            "seq_lens_sum": int(on_host.sum()),
+            "extend_num_tokens": sum(extend_lens),
+            "extend_logprob_start_lens": extend_lens,
+            "return_logprob": False,
+            "multimodal_inputs": None,
+        }
 
     def result_width(self, worker: Any) -> int:
         """Row width of a flattened result without draft-extend. The result processor reads it from

@@ -3,12 +3,13 @@ freely."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_dynspec.engine.contract import Instance, Live, Name
@@ -27,6 +28,8 @@ class ModelWorkerBatchDialect(Dialect):
     graph_runner = "graph_runner"
     pending_field: ClassVar[str] = "verified_id"
     """Field of EagleDraftInput with the tokens that the target has not seen yet."""
+    relays_to_standalone: ClassVar[bool] = True
+    """Whether SGLang relays hidden states to a standalone draft, too, as up to 0.5.11."""
     live: ClassVar[tuple[Live, ...]] = (
         *names.ONE_GRAPH_RUNNER_LIVE,
         *names.LAYOUT_BY_GROUP_LIVE,
@@ -54,6 +57,19 @@ class ModelWorkerBatchDialect(Dialect):
         if batch.return_logprob:
             return "logprobs"
         return super().blocked(batch)
+
+    def prefill_lengths(self, batch: Any) -> Sequence[int]:
+        lengths: Sequence[int] = batch.extend_seq_lens
+        return lengths
+
+    def as_prefill(self, **of: Any) -> dict[str, Any]:
+        none = of["standalone"] and not self.relays_to_standalone
+        return {
+            **super().as_prefill(**of),
+            "extend_seq_lens": of["extend_lens"],
+            "extend_prefix_lens": of["prefix_lens"].tolist(),
+            "capture_hidden_mode": CaptureHiddenMode.NULL if none else CaptureHiddenMode.LAST,
+        }
 
     def verified_sampler(self) -> Callable[..., Any]:
         from sglang.srt.speculative.eagle_info_v2 import EagleVerifyInputV2Mixin
@@ -92,7 +108,7 @@ class ModelWorkerBatchDialect(Dialect):
         )
 
     def reads_hidden(self, worker: Any) -> bool:
-        return True  # up to 0.5.11 SGLang relays them to a standalone draft, too
+        return self.relays_to_standalone or super().reads_hidden(worker)
 
     def blank_draft_input(self, worker: Any, batch: Any, tokens: torch.Tensor) -> Any:
         config = worker.draft_worker.draft_runner.model_config
@@ -129,6 +145,7 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
     builds_steps = True
     times_graphs = True
     pending_field: ClassVar[str] = "bonus_tokens"
+    relays_to_standalone: ClassVar[bool] = False
     contract: ClassVar[tuple[Name, ...]] = (
         *names.MODEL_WORKER_BATCH,
         names.LAYOUT_BY_GROUP,
@@ -160,9 +177,6 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
     ) -> None:
         super().set_result(result, tokens=tokens, width=width, new_seq_lens=new_seq_lens)
         result.speculative_num_draft_tokens = width
-
-    def reads_hidden(self, worker: Any) -> bool:
-        return Dialect.reads_hidden(self, worker)
 
     def result_width(self, worker: Any) -> int:
         return 1

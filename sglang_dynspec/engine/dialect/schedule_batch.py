@@ -3,7 +3,7 @@ restores afterwards (Scheduler._forward_isolation), and publishes the new length
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 from typing import Any, ClassVar
@@ -77,6 +77,18 @@ class ScheduleBatchDialect(Dialect):
             is_verify=not sample,
             capture_hidden_mode=graphs.hidden_mode(keep_hidden=keep_hidden),
         )
+
+    def prefill_lengths(self, batch: Any) -> Sequence[int]:
+        lengths: Sequence[int] = batch.extend_lens
+        return lengths
+
+    def as_prefill(self, **of: Any) -> dict[str, Any]:
+        return {
+            **super().as_prefill(**of),
+            "extend_lens": of["extend_lens"],
+            "prefix_lens": of["prefix_lens"].tolist(),
+            "chunked_req_next_prompt_token": None,
+        }
 
     def verified_sampler(self) -> Callable[..., Any]:
         from sglang.srt.speculative.eagle_utils import eagle_sample

@@ -1,0 +1,317 @@
+"""Speculation that comes back warm, at no cost while it is off (draft state ``catch_up``).
+
+A plain step writes no KV for the draft. What it would have been made of is kept instead: the
+token and the target's hidden states of the last :attr:`CatchUp.tokens` positions of each request,
+in a ring on the device. Before speculation comes back, the draft model takes them in at once, as
+it takes in a prompt, and makes a proposal. A request that was plain for longer has a hole: its
+output is right in any case, but it speculates cold for a while.
+
+Position p of the draft's KV is made of the target's hidden states at p and of the token at p + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_dynspec.engine.dialect.base import Dialect
+from sglang_dynspec.engine.temporarily import temporarily
+from sglang_dynspec.errors import UnsupportedError
+
+TOKENS_A_STEP = 2048
+"""Tokens taken in before one step; more are spread over plain steps, so that no step takes long. A
+draft of one layer takes in so many in about the time of one decode step of its target."""
+
+RECOVERY_STEPS = 50
+"""Speculative steps that a request with a hole counts as cold."""
+
+_RECORD = "dynspec_draft_kv"
+
+
+@dataclass(slots=True)
+class _Record:
+    """How far the draft's KV of a request goes; lives on SGLang's request."""
+
+    complete_at: int
+    """Plain steps taken in all when it was complete; what was taken since is missing."""
+    cold_until: int = 0
+    """Speculative steps taken in all until which the request counts as cold."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What the draft is to take in before a step."""
+
+    records: list[_Record | None]
+    counts: list[int]
+    """Tokens for each request, the oldest first."""
+    behind: list[int]
+    """Tokens that the ring has for each request, before."""
+    complete: bool
+    """Whether that is all, so that speculation can begin."""
+
+    @property
+    def total(self) -> int:
+        """Tokens for all requests."""
+        return sum(self.counts)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What has been done since the server started."""
+
+    times: int = 0
+    """Batches that the draft has taken something in for."""
+    tokens: int = 0
+    """Tokens taken in."""
+    lost: int = 0
+    """Tokens that the ring no longer had."""
+
+
+class CatchUp:
+    """Keeps what the draft has missed, and lets it catch up.
+
+    Args:
+        worker: SGLang's EAGLEWorkerV2, or one derived from it.
+        budget: bytes for the ring.
+
+    Raises:
+        UnsupportedError: the budget does not suffice for one token a request.
+    """
+
+    def __init__(self, dialect: Dialect, worker: Any, budget: int) -> None:
+        self._dialect = dialect
+        self._worker = worker
+        self._budget = budget
+        self.totals = Totals()
+        self.running = False
+        """Whether the draft is taking something in at the moment."""
+        self._plain_steps = self._speculative_steps = 0
+        self._behind = False
+        """Whether any request may be."""
+        self._coldest = 0
+        """The latest ``cold_until`` of all."""
+        self._allocate(dialect.kept_hidden_size(worker))
+
+    def _allocate(self, hidden_size: int) -> None:
+        rows, most = self._worker.req_to_token_pool.req_to_token.shape
+        config = self._worker.target_worker.model_runner.model_config
+        a_token = hidden_size * config.dtype.itemsize + torch.int32.itemsize
+        self.tokens = min(self._budget // (rows * a_token), most)
+        """Tokens kept for each request."""
+        if self.tokens < 1:
+            raise UnsupportedError(
+                f"SGLANG_DYNSPEC_CATCH_UP_BYTES is {self._budget}, but one token of each of {rows} "
+                f"requests takes {rows * a_token} bytes; raise it, lower --max-running-requests, "
+                "or set SGLANG_DYNSPEC_DRAFT_STATE to warm or skip"
+            )
+        self.bytes = rows * self.tokens * a_token
+        """Size of the ring."""
+        device = self._worker.device
+        shape = (rows, self.tokens)
+        self._ids = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._hidden = torch.zeros((*shape, hidden_size), dtype=config.dtype, device=device)
+
+    # --- bookkeeping, on the host -----------------------------------------------------------------
+    def plan(self, reqs: Sequence[Any], *, may_wait: bool) -> Plan | None:
+        """What the draft must take in before it can speculate for these requests, or None.
+
+        Args:
+            reqs: SGLang's requests, in the order of the batch.
+            may_wait: whether a plain step can be run first, so that this can be spread.
+        """
+        if not self._behind:
+            return None
+        records = [vars(req).get(_RECORD) for req in reqs]
+        behind = [min(self._missing(record), self.tokens) for record in records]
+        total, limit = sum(behind), max(TOKENS_A_STEP, 2 * len(reqs))
+        if not total:
+            self._behind = False
+            return None
+        if total <= limit or not may_wait:
+            return Plan(records, behind, behind, complete=True)
+        counts = [max(n * limit // total, 1) if n else 0 for n in behind]
+        return Plan(records, counts, behind, complete=False)
+
+    def cold(self, reqs: Sequence[Any]) -> tuple[int, ...]:
+        """Which of these requests have, or would have, draft KV with a hole: their indices."""
+        if not self._behind and self._coldest <= self._speculative_steps:
+            return ()
+        records = [vars(req).get(_RECORD) for req in reqs]
+        return tuple(i for i, record in enumerate(records) if self._is_cold(record))
+
+    def took_speculative_step(self) -> None:
+        """Note that one is being run."""
+        self._speculative_steps += 1
+
+    def _is_cold(self, record: _Record | None) -> bool:
+        return record is not None and (
+            record.cold_until > self._speculative_steps or self._missing(record) > self.tokens
+        )
+
+    def _missing(self, record: _Record | None) -> int:
+        return 0 if record is None else self._plain_steps - record.complete_at
+
+    def _settle(self, plan: Plan) -> None:
+        for record, count in zip(plan.records, plan.counts, strict=True):
+            if record is None or not count:
+                continue
+            lost = max(self._missing(record) - self.tokens, 0)
+            record.complete_at += lost + count
+            if lost:
+                self.totals.lost += lost
+                self._mark_cold(record)
+        self.totals.times += 1
+        self.totals.tokens += plan.total
+        self._behind = not plan.complete
+
+    def _mark_cold(self, record: _Record) -> None:
+        record.cold_until = self._coldest = self._speculative_steps + RECOVERY_STEPS
+
+    # --- keeping ----------------------------------------------------------------------------------
+    def prefilled(self, batch: Any, hidden: torch.Tensor | None, *, drafted: bool) -> None:
+        """Note a prefill, before the draft's own.
+
+        Args:
+            batch: the worker's batch, with the tokens of the prompts.
+            hidden: the target's hidden states at all of them, shape (tokens, hidden size).
+            drafted: whether the draft takes part; otherwise the end of each prompt is kept.
+        """
+        lengths = self._dialect.prefill_lengths(batch)
+        for req, length in zip(batch.reqs, lengths, strict=True):
+            # Of a prompt in chunks the last counts: chunks before it that were left out are not
+            # made up for, and not counted either.
+            vars(req)[_RECORD] = _Record(self._plain_steps - (0 if drafted else length))
+        if not drafted:
+            self._behind = True
+            self._keep_ends(batch, hidden, lengths)
+
+    def took_plain_step(self, batch: Any, hidden: torch.Tensor | None) -> None:
+        """Keep what the draft would have made its KV of, after a plain step.
+
+        Args:
+            batch: the worker's, as the step has found it: ``seq_lens`` (bs,) without the token that
+                is being decoded.
+            hidden: the target's hidden states, shape (bs, hidden size); None for a draft that does
+                not read them.
+        """
+        self._plain_steps += 1
+        self._behind = True
+        ids = self._dialect.pending_tokens(batch.spec_info)
+        self._put(batch.req_pool_indices, batch.seq_lens, ids, hidden)
+
+    def _keep_ends(self, batch: Any, hidden: torch.Tensor | None, lengths: Sequence[int]) -> None:
+        kept = [min(length, self.tokens) for length in lengths]
+        device = batch.seq_lens.device
+        counts = torch.tensor(kept, device=device)
+        ends = torch.tensor(lengths, device=device).cumsum(0)
+        row, offset = _ragged(counts, sum(kept))
+        offset = offset - counts[row]  # from the end, negative
+        at = ends[row] + offset
+        positions = batch.seq_lens[row] + offset
+        chosen = None if hidden is None else hidden[at]
+        self._put(batch.req_pool_indices[row], positions, batch.input_ids[at], chosen)
+
+    def _put(
+        self,
+        pool: torch.Tensor,
+        positions: torch.Tensor,
+        ids: torch.Tensor,
+        hidden: torch.Tensor | None,
+    ) -> None:
+        slots = positions % self.tokens
+        self._ids[pool, slots] = ids.to(torch.int32)
+        if hidden is None or not self._dialect.keeps_hidden(self._worker):
+            return
+        if hidden.shape[-1] != self._hidden.shape[-1]:
+            raise ValueError(
+                f"the target's hidden states have {hidden.shape[-1]} elements, "
+                f"{self._hidden.shape[-1]} were expected"
+            )
+        self._hidden[pool, slots] = hidden
+
+    # --- catching up ------------------------------------------------------------------------------
+    def run(self, batch: Any, plan: Plan) -> None:
+        """Let the draft take in what is planned, and its proposals follow if that is all.
+
+        Args:
+            batch: the worker's decode batch, before its step; its draft state gets the proposals.
+        """
+        worker, draft_input = self._worker, batch.spec_info
+        lens = batch.seq_lens
+        # A request that is not behind takes part with its last token, whose KV goes to the slot
+        # that SGLang keeps for padding, and whose proposal is left aside.
+        taking = [count > 0 for count in plan.counts]
+        counts = [max(count, 1) for count in plan.counts]
+        behind = [max(n, 1) for n in plan.behind]
+        on_host = lens.cpu() if batch.seq_lens_cpu is None else batch.seq_lens_cpu
+        prefixes = on_host - torch.tensor(behind)
+        figures = torch.tensor([counts, behind, taking]).to(lens.device, non_blocking=True)
+        length, first, takes = figures[0], lens - figures[1], figures[2].bool()
+        row, offset = _ragged(length, sum(counts))
+        positions, pool, takes_row = first[row] + offset, batch.req_pool_indices[row], takes[row]
+        slots = positions % self.tokens
+        end = first + length
+        pending = self._dialect.pending_tokens(draft_input).to(torch.int64)
+        following = self._ids[batch.req_pool_indices, end % self.tokens].to(torch.int64)
+        table = worker.req_to_token_pool.req_to_token
+        values = self._dialect.as_prefill(
+            input_ids=torch.where(takes_row, self._ids[pool, slots].to(torch.int64), 0),
+            out_cache_loc=torch.where(takes_row, table[pool, positions].to(torch.int64), 0),
+            seq_lens=end,
+            prefix_lens=prefixes,
+            extend_lens=counts,
+            standalone=not self._dialect.keeps_hidden(worker),
+        )
+        hidden = None
+        if self._dialect.keeps_hidden(worker):
+            hidden = torch.where(takes_row[:, None], self._hidden[pool, slots], 0)
+        with (
+            self._taking_in(),
+            temporarily(batch, spec_info=draft_input, **values),
+            self._dialect.draft_context(worker.draft_worker),
+        ):
+            made = worker.draft_worker._draft_extend_for_prefill(
+                batch, hidden, torch.where(end == lens, pending, following)
+            )
+        if plan.complete:
+            _replace_proposals(draft_input, made, takes)
+        self._settle(plan)
+
+    def _taking_in(self) -> Any:
+        return temporarily(self, running=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-native."""
+        return {
+            "tokens": self.tokens,
+            "bytes": self.bytes,
+            "times": self.totals.times,
+            "taken_in": self.totals.tokens,
+            "lost": self.totals.lost,
+        }
+
+
+def _ragged(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """For ``counts[i]`` elements of each row i: their rows, and their places in the row; (total,).
+
+    Args:
+        total: of the counts; without it the device would have to be waited for.
+    """
+    rows = torch.arange(len(counts), device=counts.device)
+    row = torch.repeat_interleave(rows, counts, output_size=total)
+    starts = counts.cumsum(0) - counts
+    return row, torch.arange(total, device=counts.device) - starts[row]
+
+
+def _replace_proposals(draft_input: Any, made: Any, takes: torch.Tensor) -> None:
+    """Take the proposals of those that have caught up, keep those of the others."""
+    for name in ("topk_p", "topk_index", "hidden_states"):
+        old, new = getattr(draft_input, name), getattr(made, name)
+        if new is None:
+            continue
+        chosen = new if old is None else torch.where(takes[:, None], new.to(old.dtype), old)
+        setattr(draft_input, name, chosen)

@@ -1,0 +1,182 @@
+"""Draft state ``catch_up``: speculation comes back with the acceptance it would have had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from support.in_force import (
+    SERVERS,
+    InForce,
+    ids,
+    in_force,
+    prompts,
+    reference,
+    ring,
+    ring_of,
+    server_name,
+)
+from support.policies import PlainFirst, Recorder, Toggle
+
+from sglang_dynspec import BatchView, Never
+from sglang_dynspec.engine import catch_up, install
+from sglang_dynspec.engine.catch_up import CatchUp
+from sglang_dynspec.engine.temporarily import temporarily
+from sglang_dynspec.errors import UnsupportedError
+from sglang_dynspec.testing.scheduler import Output, Request
+
+EVEN = [Request(input_ids=p, max_new_tokens=150) for p in prompts(4, seed=6)]
+ONE_BY_ONE = [
+    Request(input_ids=p, max_new_tokens=100, arrive_at_step=7 * i)
+    for i, p in enumerate(prompts(5, seed=4))
+]
+CASES = [*SERVERS, ("STANDALONE", True)]
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, list[list[int]]]:
+    # Before any server of this module: a process has one scheduler at a time.
+    return {
+        "even": reference(EVEN),
+        "one_by_one": reference(ONE_BY_ONE),
+    }
+
+
+@pytest.fixture(scope="module", params=CASES, ids=server_name)
+def server(request: pytest.FixtureRequest, expected: object) -> Iterator[InForce]:
+    algorithm, overlap = request.param
+    with in_force(algorithm, overlap=overlap, draft_state="catch_up") as made:
+        yield made
+
+
+def chunks(outputs: Sequence[Output]) -> list[list[int]]:
+    """What each step gained, so that two runs are equal only if each proposal was."""
+    return [output.chunks for output in outputs]
+
+
+@pytest.mark.parametrize("steps", [1, 10, 60])
+def test_comes_back_as_if_the_draft_had_been_there(server, expected, steps):
+    # `warm` is SGLang's own draft-extend at every step.
+    warm = server.run(PlainFirst(steps), EVEN, "warm")
+    outputs = server.run(PlainFirst(steps), EVEN)
+    assert ids(outputs) == expected["even"]
+    assert chunks(outputs) == chunks(warm)
+    assert server.steps(0) == steps
+    assert server.controller.failure is None
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_while_the_mode_changes_and_requests_come_and_go(server, expected, seed):
+    class WithPrefill(Toggle):
+        def wants_draft_prefill(self, batch: BatchView) -> bool:
+            return True
+
+    warm = server.run(WithPrefill(seed), ONE_BY_ONE, "warm")
+    outputs = server.run(WithPrefill(seed), ONE_BY_ONE)
+    assert ids(outputs) == expected["one_by_one"]
+    assert chunks(outputs) == chunks(warm)
+
+
+class DeepOff(PlainFirst):
+    """Sees no use for the draft's prefill."""
+
+    def wants_draft_prefill(self, batch: BatchView) -> bool:
+        return False
+
+
+def test_a_prefill_that_was_left_out_is_caught_up_with_too(server, expected):
+    warm = server.run(PlainFirst(10), EVEN, "warm")
+    outputs = server.run(DeepOff(10), EVEN)
+    assert server.controller.counts.draft_prefills_skipped > 0
+    assert ids(outputs) == expected["even"]
+    assert chunks(outputs) == chunks(warm)
+
+
+def test_speculation_right_after_such_a_prefill(server, expected):
+    outputs = server.run(DeepOff(0), ONE_BY_ONE)
+    assert ids(outputs) == expected["one_by_one"]
+    assert chunks(outputs) == chunks(server.run(PlainFirst(0), ONE_BY_ONE, "warm"))
+
+
+def test_much_is_spread_over_plain_steps(server, expected, monkeypatch):
+    monkeypatch.setattr(catch_up, "TOKENS_A_STEP", 30)
+    taken = []
+    run = CatchUp.run
+
+    def recording(self: CatchUp, batch: Any, plan: catch_up.Plan) -> None:
+        taken.append(plan.total)
+        run(self, batch, plan)
+
+    monkeypatch.setattr(CatchUp, "run", recording)
+    policy = Recorder(PlainFirst(40))
+    outputs = server.run(policy, EVEN)
+    assert ids(outputs) == expected["even"]
+    # 160 tokens of four requests, with one more for each request and each step it takes.
+    assert len(taken) == 7
+    assert max(taken) <= 30
+    postponed = server.controller.counts.postponed
+    assert postponed == 6
+    assert server.steps(0) == 40 + postponed
+    late = server.run(PlainFirst(40 + postponed), EVEN, "warm")
+    assert chunks(outputs) == chunks(late)
+
+
+def test_what_the_ring_no_longer_has_makes_requests_cold(server, expected):
+    with ring_of(16):
+        assert ring().tokens == 16
+        policy = Recorder(PlainFirst(40))
+        outputs = server.run(policy, EVEN)
+        assert ids(outputs) == expected["even"]
+        assert ring().totals.lost == 4 * 24
+        assert ring().totals.tokens == 4 * 16
+    cold = [view.cold for view in policy.views]
+    assert cold[:17] == [0] * 17
+    assert cold[17:42] == [4] * 25
+    assert 0 in cold[42:] or len(cold) < 42 + catch_up.RECOVERY_STEPS
+    first = next(o for o in policy.outcomes if o.num_steps)
+    assert first.cold == (0, 1, 2, 3)
+    assert first.usual_accept_lens == ()
+    plain = [o for o in policy.outcomes if not o.num_steps]
+    assert [o.cold for o in plain[:17]] == [()] * 17
+    assert server.controller.failure is None
+
+
+def test_as_many_tokens_as_the_ring_has_leave_no_hole(server):
+    with ring_of(40):
+        outputs = server.run(PlainFirst(40), EVEN)
+        assert ring().totals.lost == 0
+    assert chunks(outputs) == chunks(server.run(PlainFirst(40), EVEN, "warm"))
+
+
+def test_never_leaves_the_draft_model_alone(server):
+    class DeepNever(Never):
+        def wants_draft_prefill(self, batch: BatchView) -> bool:
+            return False
+
+    server.run(DeepNever(), EVEN)
+    assert server.draft_wrote_nothing()
+    assert ring().totals.times == 0 or server.steps(3) == 0
+
+
+def test_a_budget_for_less_than_a_token_is_refused(server):
+    current = install.runtime()
+    with pytest.raises(UnsupportedError, match=r"SGLANG_DYNSPEC_CATCH_UP_BYTES is 8, .* raise it"):
+        CatchUp(current.dialect, current.worker, 8)
+
+
+@pytest.mark.parametrize("when", ["plain", "speculative"])
+def test_a_draft_that_cannot_catch_up_is_no_outage(server, expected, monkeypatch, when):
+    # The last test of a server: a failure is for good.
+    if when == "plain":
+        monkeypatch.setattr(catch_up, "TOKENS_A_STEP", 30)
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(CatchUp, "run", fails)
+    with temporarily(server.controller, failure=None):
+        outputs = server.run(PlainFirst(40), EVEN)
+        assert server.controller.failure == "the draft model could not catch up: RuntimeError: boom"
+    assert ids(outputs) == expected["even"]
+    assert server.steps(0) == 40
