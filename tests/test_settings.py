@@ -44,7 +44,7 @@ def resolve(**arguments: object) -> Settings:
 
 def test_defaults() -> None:
     assert resolve() == Settings()
-    assert Settings() == Settings(policy=None, draft_state="warm", strict=False)
+    assert Settings() == Settings(policy=None, draft_state="catch_up", strict=False)
 
 
 def test_settings_are_frozen() -> None:
@@ -62,11 +62,18 @@ def test_environment() -> None:
     environ = {
         "SGLANG_DYNSPEC_POLICY": " batch_size( 32 ) ",
         "SGLANG_DYNSPEC_DRAFT_STATE": "Skip",
+        "SGLANG_DYNSPEC_CATCH_UP_BYTES": " 4096",
         "SGLANG_DYNSPEC_STEPS": " 3, 0,1 ",
         "SGLANG_DYNSPEC_STRICT": "Yes",
         "OTHER": "x",
     }
-    expected = Settings(policy="batch_size(32)", draft_state="skip", steps=(0, 1, 3), strict=True)
+    expected = Settings(
+        policy="batch_size(32)",
+        draft_state="skip",
+        catch_up_bytes=4096,
+        steps=(0, 1, 3),
+        strict=True,
+    )
     assert Settings.from_environment(environ) == resolve(environ=environ) == expected
 
 
@@ -98,7 +105,9 @@ def test_arguments_before_environment_before_file(write: WriteFile) -> None:
         policy="fixed(3)", draft_state="skip", strict=True
     )
     # False and "warm" are the defaults, and still count when they are given.
-    assert resolve(config=path, strict=False, draft_state="warm") == Settings(policy="fixed(1)")
+    assert resolve(config=path, strict=False, draft_state="warm") == Settings(
+        policy="fixed(1)", draft_state="warm"
+    )
 
 
 def test_the_argument_config_replaces_the_variable(write: WriteFile) -> None:
@@ -139,7 +148,8 @@ def test_strict_can_be_read_when_nothing_else_can() -> None:
 settings_ = st.builds(
     Settings,
     policy=st.none() | policies.map(policy_text) | st.just("a.b:C(x='=\"\\n')"),
-    draft_state=st.sampled_from(["warm", "skip"]),
+    draft_state=st.sampled_from(["catch_up", "warm", "skip"]),
+    catch_up_bytes=st.none() | st.integers(1, 1 << 40),
     steps=st.lists(st.integers(0, 16), max_size=5),
     strict=st.booleans(),
 )
@@ -217,6 +227,12 @@ def test_a_wrong_argument_is_a_policy_error_and_the_rest_config_errors(write: Wr
     [
         ({"draft_state": "wram"}, ["draft_state", "'wram'", "did you mean 'warm'", "'skip'"]),
         ({"draft_state": 3}, ["draft_state", "3", "'warm'", "'skip'"]),
+        ({"catch_up_bytes": 0}, ["catch_up_bytes is 0", "bytes", ">= 1"]),
+        ({"catch_up_bytes": 1.5}, ["catch_up_bytes is 1.5", "536870912"]),
+        (
+            {"environ": {"SGLANG_DYNSPEC_CATCH_UP_BYTES": "512M"}},
+            ["SGLANG_DYNSPEC_CATCH_UP_BYTES is '512M'", "bytes", "536870912"],
+        ),
         ({"steps": 3}, ["steps is 3", "[0, 1, 3]"]),
         ({"steps": [1, -1]}, ["steps is [1, -1]", ">= 0"]),
         ({"steps": [True]}, ["steps is [True]", "whole numbers"]),
@@ -261,7 +277,7 @@ def test_wrong_values(arguments: dict[str, object], words: list[str]) -> None:
     [
         (
             "polcy = 'never'",
-            ["unknown key 'polcy'", "did you mean 'policy'", "draft_state, steps, strict"],
+            ["unknown key 'polcy'", "did you mean 'policy'", "draft_state, catch_up_bytes, steps"],
         ),
         ("[dynspec]\npolicy = 'never'", ["unknown key 'dynspec'", "at the top level"]),
         ("policy = 3", ["policy is 3", "as a string"]),

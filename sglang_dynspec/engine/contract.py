@@ -100,6 +100,14 @@ DECODE_BATCH_FIELDS = (
     "spec_algorithm",
 )
 """Of the decode batch that the worker gets; its class changed with 0.5.13."""
+PREFILL_BATCH_FIELDS = (
+    "extend_num_tokens",
+    "extend_logprob_start_lens",
+    "return_logprob",
+    "multimodal_inputs",
+    "reqs",
+)
+"""Of a batch that is prefilled, which a decode batch becomes to let the draft catch up."""
 
 # Names with the same shape on every supported release; a dialect adds those that differ.
 COMMON: tuple[Name, ...] = (
@@ -114,7 +122,7 @@ COMMON: tuple[Name, ...] = (
     Name(
         DRAFT_PREFILL,
         "wrap",
-        "left out where the policy does without it, draft state `skip`",
+        "left out where the policy does without it; called to let the draft catch up",
         parameters=("batch", "target_hidden_states", "next_token_ids"),
     ),
     Name(
@@ -156,6 +164,12 @@ COMMON: tuple[Name, ...] = (
         "read",
         "the hidden states that the draft model consumes",
         fields=("hidden_states",),
+    ),
+    Name(
+        "sglang.srt.speculative.eagle_info:EagleDraftInput",
+        "read",
+        "the proposals, which follow when the draft has caught up",
+        fields=("topk_p", "topk_index", "hidden_states"),
     ),
     Name(
         "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
@@ -228,7 +242,7 @@ COMMON: tuple[Name, ...] = (
         "sglang.srt.model_executor.forward_batch_info:ForwardMode",
         "read",
         "what kind of batch it is",
-        fields=("is_decode", "is_extend", "is_mixed", "is_idle"),
+        fields=("is_decode", "is_extend", "is_mixed", "is_idle", "EXTEND"),
     ),
     Name(
         "sglang.srt.layers.moe.utils:speculative_moe_backend_context",
@@ -244,14 +258,14 @@ COMMON: tuple[Name, ...] = (
         "sglang.srt.model_executor.forward_batch_info:CaptureHiddenMode",
         "read",
         "whether the target's hidden states are kept for the draft",
-        fields=("NULL", "FULL"),
+        fields=("NULL", "LAST", "FULL"),
     ),
     Name(
         "sglang.srt.speculative.spec_info:SpeculativeAlgorithm",
         "read",
         "NONE hides speculation from the target for a plain step; whether the server speculates, "
         "and with a draft model that is a model of its own",
-        fields=("NONE", "is_none", "is_standalone"),
+        fields=("NONE", "is_none", "is_standalone", "is_eagle3"),
     ),
     Name(
         "sglang.srt.speculative.standalone_worker_v2:StandaloneWorkerV2",
@@ -277,6 +291,9 @@ OBJECTS: dict[str, str] = {
     "scheduler.draft_worker.draft_worker.draft_runner": (
         "sglang.srt.model_executor.model_runner:ModelRunner"
     ),
+    "scheduler.draft_worker.target_worker.model_runner.model_config": (
+        "sglang.srt.configs.model_config:ModelConfig"
+    ),
     "scheduler.draft_worker.draft_worker.draft_runner.model_config": (
         "sglang.srt.configs.model_config:ModelConfig"
     ),
@@ -284,6 +301,7 @@ OBJECTS: dict[str, str] = {
 """The classes of the objects in ``Live``, on the servers that dynspec supports."""
 
 TARGET_RUNNER = "scheduler.draft_worker.target_worker.model_runner"
+TARGET_CONFIG = f"{TARGET_RUNNER}.model_config"
 DRAFT_WORKER = "scheduler.draft_worker.draft_worker"
 DRAFT_RUNNER = "scheduler.draft_worker.draft_worker.draft_runner"
 DRAFT_CONFIG = "scheduler.draft_worker.draft_worker.draft_runner.model_config"
@@ -343,6 +361,9 @@ LIVE: tuple[Live, ...] = (
         "the draft's step after a plain one, and the shape of its proposals",
     ),
     Live(DRAFT_CONFIG, ("dtype",), "the shape of proposals"),
+    Live(DRAFT_CONFIG, ("hf_config",), "the hidden states that an EAGLE-3 draft reads"),
+    Live(TARGET_RUNNER, ("model_config",), "the hidden states that are kept for the draft"),
+    Live(TARGET_CONFIG, ("hidden_size", "dtype"), "the hidden states that are kept for the draft"),
     Live(DRAFT_CONFIG, ("is_hybrid_swa",), "whether dynspec supports a standalone draft"),
 )
 
