@@ -3,7 +3,8 @@
 SGLang's FutureMap (from 0.5.13, under the overlap scheduler) hands lengths, pending tokens and
 draft proposals from step to step on the device. A plain step that leaves the draft alone (``skip``,
 ``catch_up``) needs no proposals, and the host knows its new lengths without asking: one more for
-each request. Neither exists on a server without speculation, so neither may cost a plain step anything.
+each request. Neither exists on a server without speculation, so neither may cost a plain step
+anything.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ class _Tally:
         return self._accepted / self._drafts if self._drafts else None
 
     def add(self, outcome: StepOutcome, memory: int) -> None:
-        lengths = within(outcome.accept_lens, outcome.num_steps)
+        lengths = within(outcome.usual_accept_lens, outcome.num_steps)
         accepted = sum(lengths) - len(lengths)
-        drafts = outcome.num_steps * len(outcome.accept_lens)
+        drafts = outcome.num_steps * len(lengths)
         # No exp(): only + - * / give the same bits on every machine, and ranks must agree.
         kept = memory / (memory + drafts)
         self.seen += drafts
@@ -77,7 +77,9 @@ class AcceptRate(Policy):
     nothing, and the next one follows after as many plain steps as before.
 
     A probe finds the draft's KV as the plain steps left it: with ``draft_state="skip"`` it sees
-    less accepted than lasting speculation would.
+    less accepted than lasting speculation would. Cold requests (``BatchView.cold``, draft state
+    ``catch_up``) do not count; a probe of nothing else counts for nothing, as one whose outcomes do
+    not come.
 
     Args:
         min: accept rate below which not to speculate, 0 to 1. With the accept length L (bonus
@@ -143,7 +145,7 @@ class AcceptRate(Policy):
 
     def observe(self, outcome: StepOutcome) -> None:
         # A plain step says nothing, and the outcome's own num_steps tells what it was: it is late.
-        if not 0 < outcome.num_steps <= _MOST_STEPS or not outcome.accept_lens:
+        if not 0 < outcome.num_steps <= _MOST_STEPS or not outcome.usual_accept_lens:
             return
         if self._mode is _Mode.ON:
             self._tally.add(outcome, self.memory)

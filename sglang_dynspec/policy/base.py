@@ -172,10 +172,11 @@ class Policy(ABC):
     def wants_draft_prefill(self, batch: BatchView) -> bool:
         """Say whether requests that are being prefilled need the draft model's prefill as well.
 
-        Asked before a prefill where the draft state is ``skip``. Without it the prefill costs what
+        Asked before a prefill unless the draft state is ``warm``. Without it the prefill costs what
         it does on a server without speculation, but should these requests speculate after all, few
-        of their draft tokens are accepted. The default always wants it. An exception is treated as
-        one of :meth:`decide` is.
+        of their draft tokens are accepted: under ``catch_up`` those with a prompt longer than can
+        be kept, under ``skip`` all. The default always wants it. An exception is treated as one of
+        :meth:`decide` is.
 
         Args:
             batch: the decode batch that the prefill leads to: requests that run, that are being

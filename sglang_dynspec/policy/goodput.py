@@ -104,7 +104,8 @@ class Goodput(Policy):
       load it is left at most every 16 steps.
 
     A trial finds the draft's KV as the plain steps left it: with ``draft_state="skip"`` it sees
-    less accepted than lasting speculation would, so that speculation comes back late.
+    less accepted than lasting speculation would, so that speculation comes back late. What cold
+    requests accept (``BatchView.cold``, draft state ``catch_up``) is left out of the acceptance.
 
     Args:
         objective: ``"throughput"`` (tokens per second), or ``"latency"``: the least mean over
@@ -359,8 +360,11 @@ class Goodput(Policy):
             return  # none of ours
         last, self._last = self._last, outcome
         came_from_trial, self._from_trial = self._from_trial, in_trial
-        if outcome.num_steps > 0 and outcome.accept_lens:
-            self._acceptance.add(outcome.num_steps, outcome.accept_lens, self._time)
+        # What a request with a hole in its draft's KV accepts says nothing of the others, and will
+        # not last.
+        lengths = outcome.usual_accept_lens
+        if outcome.num_steps > 0 and lengths:
+            self._acceptance.add(outcome.num_steps, lengths, self._time)
         seconds = outcome.seconds
         if not _is_step_time(seconds):
             return

@@ -41,6 +41,19 @@ class PlainFirst(Policy):
         return 0 if self._left >= 0 else batch.max_steps
 
 
+class PlainBetween(Policy):
+    """Speculative for some steps, plain for some, then always speculative."""
+
+    def __init__(self, before: int, plain: int) -> None:
+        super().__init__()
+        self._plain = range(before, before + plain)
+        self._step = -1
+
+    def decide(self, batch: BatchView) -> int:
+        self._step += 1
+        return 0 if self._step in self._plain else batch.max_steps
+
+
 class Recorder(Policy):
     """Passes on to another policy and keeps what went in and out."""
 
