@@ -122,6 +122,20 @@ def test_much_is_spread_over_plain_steps(server, expected, monkeypatch):
     assert chunks(outputs) == chunks(late)
 
 
+def test_where_it_cannot_be_spread_the_newest_will_have_to_do(server, expected, monkeypatch):
+    monkeypatch.setattr(catch_up, "TOKENS_A_STEP", 30)
+    policy = PlainFirst(40)
+    # From the first speculative step on, batches that plain decode leaves to SGLang.
+    monkeypatch.setattr(
+        server.dialect, "blocked", lambda _: None if policy.plain else "hidden_states"
+    )
+    outputs = server.run(policy, EVEN)
+    assert ids(outputs) == expected["even"]
+    assert server.steps(0) == 40
+    assert server.controller.counts.postponed == 0
+    assert server.controller.failure is None
+
+
 def test_what_the_ring_no_longer_has_makes_requests_cold(server, expected):
     with ring_of(16):
         assert ring().tokens == 16

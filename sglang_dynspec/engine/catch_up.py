@@ -22,8 +22,9 @@ from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.errors import UnsupportedError
 
 TOKENS_A_STEP = 2048
-"""Tokens taken in before one step; more are spread over plain steps, so that no step takes long. A
-draft of one layer takes in so many in about the time of one decode step of its target."""
+"""Tokens taken in before one step, or as many as SGLang prefills at once where that is less; more
+are spread over plain steps, so that no step takes long. A draft of one layer takes in so many in
+about the time of one decode step of its target."""
 
 RECOVERY_STEPS = 50
 """Speculative steps that a request with a hole counts as cold."""
@@ -49,7 +50,7 @@ class Plan:
     counts: list[int]
     """Tokens for each request, the oldest first."""
     behind: list[int]
-    """Tokens that the ring has for each request, before."""
+    """Of those that the ring has for each request, how many are counted on; the rest is lost."""
     complete: bool
     """Whether that is all, so that speculation can begin."""
 
@@ -77,15 +78,17 @@ class CatchUp:
     Args:
         worker: SGLang's EAGLEWorkerV2, or one derived from it.
         budget: bytes for the ring.
+        most: tokens that SGLang prefills at once, or None.
 
     Raises:
         UnsupportedError: the budget does not suffice for one token a request.
     """
 
-    def __init__(self, dialect: Dialect, worker: Any, budget: int) -> None:
+    def __init__(self, dialect: Dialect, worker: Any, budget: int, most: int | None = None) -> None:
         self._dialect = dialect
         self._worker = worker
         self._budget = budget
+        self._most = most
         self.totals = Totals()
         self.running = False
         """Whether the draft is taking something in at the moment."""
@@ -127,14 +130,17 @@ class CatchUp:
             return None
         records = [vars(req).get(_RECORD) for req in reqs]
         behind = [min(self._missing(record), self.tokens) for record in records]
-        total, limit = sum(behind), max(TOKENS_A_STEP, 2 * len(reqs))
+        total = sum(behind)
         if not total:
             self._behind = False
             return None
-        if total <= limit or not may_wait:
+        # At least what each plain step adds, and something of the rest.
+        limit = max(min(TOKENS_A_STEP, self._most or TOKENS_A_STEP), 2 * len(reqs))
+        if total <= limit:
             return Plan(records, behind, behind, complete=True)
         counts = [max(n * limit // total, 1) if n else 0 for n in behind]
-        return Plan(records, counts, behind, complete=False)
+        # Where it cannot be spread, the newest will have to do.
+        return Plan(records, counts, behind if may_wait else counts, complete=not may_wait)
 
     def cold(self, reqs: Sequence[Any]) -> tuple[int, ...]:
         """Which of these requests have, or would have, draft KV with a hole: their indices."""
@@ -156,10 +162,10 @@ class CatchUp:
         return 0 if record is None else self._plain_steps - record.complete_at
 
     def _settle(self, plan: Plan) -> None:
-        for record, count in zip(plan.records, plan.counts, strict=True):
+        for record, count, behind in zip(plan.records, plan.counts, plan.behind, strict=True):
             if record is None or not count:
                 continue
-            lost = max(self._missing(record) - self.tokens, 0)
+            lost = self._missing(record) - behind
             record.complete_at += lost + count
             if lost:
                 self.totals.lost += lost
@@ -205,9 +211,8 @@ class CatchUp:
 
     def _keep_ends(self, batch: Any, hidden: torch.Tensor | None, lengths: Sequence[int]) -> None:
         kept = [min(length, self.tokens) for length in lengths]
-        device = batch.seq_lens.device
-        counts = torch.tensor(kept, device=device)
-        ends = torch.tensor(lengths, device=device).cumsum(0)
+        figures = torch.tensor([kept, lengths]).to(batch.seq_lens.device, non_blocking=True)
+        counts, ends = figures[0], figures[1].cumsum(0)
         row, offset = _ragged(counts, sum(kept))
         offset = offset - counts[row]  # from the end, negative
         at = ends[row] + offset
@@ -259,6 +264,7 @@ class CatchUp:
         following = self._ids[batch.req_pool_indices, end % self.tokens].to(torch.int64)
         table = worker.req_to_token_pool.req_to_token
         values = self._dialect.as_prefill(
+            batch,
             input_ids=torch.where(takes_row, self._ids[pool, slots].to(torch.int64), 0),
             out_cache_loc=torch.where(takes_row, table[pool, positions].to(torch.int64), 0),
             seq_lens=end,
@@ -268,7 +274,7 @@ class CatchUp:
         )
         hidden = None
         if self._dialect.keeps_hidden(worker):
-            hidden = torch.where(takes_row[:, None], self._hidden[pool, slots], 0)
+            hidden = self._hidden[pool, slots].masked_fill_(~takes_row[:, None], 0)
         with (
             self._taking_in(),
             temporarily(batch, spec_info=draft_input, **values),

@@ -105,6 +105,8 @@ PREFILL_BATCH_FIELDS = (
     "extend_logprob_start_lens",
     "return_logprob",
     "multimodal_inputs",
+    "input_embeds",
+    "global_num_tokens",
     "reqs",
 )
 """Of a batch that is prefilled, which a decode batch becomes to let the draft catch up."""
@@ -325,10 +327,11 @@ LIVE: tuple[Live, ...] = (
             "waiting_queue",
             "running_batch",
             "max_running_requests",
+            "chunked_prefill_size",
             "tree_cache",
             "token_to_kv_pool_allocator",
         ),
-        "what a policy sees",
+        "what a policy sees, and the most that the draft can take in at once",
     ),
     Live("scheduler.token_to_kv_pool_allocator", ("available_size", "size"), "KV use"),
     Live("scheduler.tree_cache", ("evictable_size",), "KV use"),

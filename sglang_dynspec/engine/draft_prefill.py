@@ -21,9 +21,16 @@ def instead(
         hidden: the target's hidden states, shape (tokens, hidden size).
         next_token_ids: sampled tokens, shape (bs,).
     """
-    if runtime.draft_state == "warm" or not runtime.dialect.is_prefill(batch):
+    if runtime.draft_state == "warm":
         return None
-    wanted = runtime.controller.wants_draft_prefill(batch_prep.after_prefill(runtime, batch))
+    if not runtime.dialect.is_prefill(batch):
+        if runtime.keeping is not None and batch.forward_mode.is_mixed():
+            runtime.keeping.prefilled(batch, hidden, drafted=True)
+        return None
+    # Tokens that stand for images are no tokens to a draft that catches up later.
+    wanted = any(batch.multimodal_inputs or ()) or runtime.controller.wants_draft_prefill(
+        batch_prep.after_prefill(runtime, batch)
+    )
     if runtime.keeping is not None:
         runtime.keeping.prefilled(batch, hidden, drafted=wanted)
     if wanted:

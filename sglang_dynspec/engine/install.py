@@ -210,7 +210,9 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     ladder = (0, *step_states.steps, worker.speculative_num_steps)
     controller = Controller(policy, ladder)
     warm = settings.draft_state == "warm"
-    catch_up = _catch_up(worker, settings) if settings.draft_state == "catch_up" else None
+    catch_up = (
+        _catch_up(scheduler, worker, settings) if settings.draft_state == "catch_up" else None
+    )
     target = PlainTarget(dialect, worker)
     draft_extend = DraftExtend(dialect, worker)
     returned = dialect.returns_hidden_states and scheduler.server_args.enable_return_hidden_states
@@ -280,7 +282,7 @@ def _time_graphs(graphs: Any, controller: Any) -> None:
     )
 
 
-def _catch_up(worker: Any, settings: Settings) -> Any:
+def _catch_up(scheduler: Any, worker: Any, settings: Settings) -> Any:
     from sglang_dynspec.engine.capture import total_bytes
     from sglang_dynspec.engine.catch_up import CatchUp
 
@@ -288,7 +290,7 @@ def _catch_up(worker: Any, settings: Settings) -> Any:
     if budget is None:
         hundredth = total_bytes(worker.device) // 100
         budget = min(_CATCH_UP_BYTES, hundredth or _CATCH_UP_BYTES)
-    made = CatchUp(_state.dialect, worker, budget)
+    made = CatchUp(_state.dialect, worker, budget, scheduler.chunked_prefill_size)
     _say(
         logging.INFO,
         "sglang_dynspec: the draft can catch up with the last %d tokens of each request: %.2f GB "

@@ -36,6 +36,11 @@ class PlainFirst(Policy):
         super().__init__()
         self._left = steps
 
+    @property
+    def plain(self) -> bool:
+        """Whether the next step is."""
+        return self._left > 0
+
     def decide(self, batch: BatchView) -> int:
         self._left -= 1
         return 0 if self._left >= 0 else batch.max_steps

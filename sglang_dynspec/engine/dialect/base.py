@@ -21,6 +21,15 @@ from sglang_dynspec.engine.dialect import adaptive, verified
 EXTEND_BACKEND = "draft_extend_attn_backend"
 EXTEND_GRAPHS = "cuda_graph_runner_for_draft_extend"
 
+LEFT_BY_PREFILL = (
+    "multimodal_inputs",
+    "input_embeds",
+    "replace_embeds",
+    "replace_positions",
+    "global_num_tokens",
+)
+"""What a prefill may have left on a batch that decodes since, as far as the release has it."""
+
 OnPublish = Callable[[torch.Tensor], None]
 """Told of the committed lengths after a step, shape (bs,)."""
 
@@ -279,6 +288,7 @@ class Dialect(ABC):
 
     def as_prefill(
         self,
+        batch: Any,
         *,
         input_ids: torch.Tensor,
         out_cache_loc: torch.Tensor,
@@ -290,6 +300,7 @@ class Dialect(ABC):
         """Fields that make the worker's decode batch one that the draft model prefills.
 
         Args:
+            batch: that batch.
             input_ids: of all requests, shape (tokens,), int64.
             out_cache_loc: KV slot of each, shape (tokens,), int64.
             seq_lens: lengths with these tokens, shape (bs,).
@@ -309,7 +320,7 @@ class Dialect(ABC):
             "extend_num_tokens": sum(extend_lens),
             "extend_logprob_start_lens": extend_lens,
             "return_logprob": False,
-            "multimodal_inputs": None,
+            **{name: None for name in LEFT_BY_PREFILL if hasattr(batch, name)},
         }
 
     def result_width(self, worker: Any) -> int:

@@ -62,10 +62,10 @@ class ModelWorkerBatchDialect(Dialect):
         lengths: Sequence[int] = batch.extend_seq_lens
         return lengths
 
-    def as_prefill(self, **of: Any) -> dict[str, Any]:
+    def as_prefill(self, batch: Any, **of: Any) -> dict[str, Any]:
         none = of["standalone"] and not self.relays_to_standalone
         return {
-            **super().as_prefill(**of),
+            **super().as_prefill(batch, **of),
             "extend_seq_lens": of["extend_lens"],
             "extend_prefix_lens": of["prefix_lens"].tolist(),
             "capture_hidden_mode": CaptureHiddenMode.NULL if none else CaptureHiddenMode.LAST,

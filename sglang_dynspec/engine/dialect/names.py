@@ -258,6 +258,8 @@ FROM_0_5_13: tuple[Name, ...] = (
             "extend_lens",
             "prefix_lens",
             "chunked_req_next_prompt_token",
+            "replace_embeds",
+            "replace_positions",
         ),
     ),
     _draft_input("bonus_tokens", fields=("future_indices",)),

@@ -82,9 +82,9 @@ class ScheduleBatchDialect(Dialect):
         lengths: Sequence[int] = batch.extend_lens
         return lengths
 
-    def as_prefill(self, **of: Any) -> dict[str, Any]:
+    def as_prefill(self, batch: Any, **of: Any) -> dict[str, Any]:
         return {
-            **super().as_prefill(**of),
+            **super().as_prefill(batch, **of),
             "extend_lens": of["extend_lens"],
             "prefix_lens": of["prefix_lens"].tolist(),
             "chunked_req_next_prompt_token": None,

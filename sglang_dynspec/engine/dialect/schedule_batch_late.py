@@ -29,6 +29,12 @@ class SharedReadDialect(ScheduleBatchDialect):
         names.LAYOUT_BY_GROUP,
     )
 
+    def forward_target(self, worker: Any, batch: Any, **how: Any) -> Any:
+        # A verification leaves its event here, which the scheduler reads from the draft's runner;
+        # a plain step without graphs publishes none, and must not pass on that one.
+        worker.target_worker.model_runner.shared_read_done_event = None
+        return super().forward_target(worker, batch, **how)
+
     def publish_read_done(self, worker: Any) -> None:
         runner = worker.target_worker.model_runner
         worker.last_shared_read_runner.shared_read_done_event = runner.shared_read_done_event
