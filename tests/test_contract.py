@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 
 import pytest
 
@@ -23,7 +24,8 @@ def test_every_entry_says_why_and_every_wrapped_name_is_an_entry():
     assert all(name.why for name in names)
     wrapped = {name.path for name in names if name.use == "wrap"}
     relay = install._RELAY_WRAPPERS if dialect.has_relay else {}
-    assert wrapped == {contract.SCHEDULER_INIT, contract.INTERNAL_STATE, *install._WRAPPERS, *relay}
+    first = (contract.SCHEDULER_INIT, contract.INTERNAL_STATE)
+    assert wrapped == {*first, *install._WRAPPERS, *relay, dialect.broadcast}
 
 
 def test_what_is_wrapped_is_of_a_class():
@@ -31,6 +33,9 @@ def test_what_is_wrapped_is_of_a_class():
     # (sglang #21388); a class has its attribute in one place.
     for path in (contract.SCHEDULER_INIT, *install._WRAPPERS, *install._RELAY_WRAPPERS):
         assert inspect.isclass(resolve(path.rpartition(".")[0])), path
+    # One is a function of a module: it is wrapped in the module that calls it.
+    module = sys.modules[select(installed_release()).broadcast.partition(":")[0]]
+    assert "broadcast_pyobj(" in inspect.getsource(module)
 
 
 @pytest.mark.parametrize(

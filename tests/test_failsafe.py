@@ -332,7 +332,7 @@ def test_a_batch_with_one_such_request_goes_to_sglang_until_it_is_done(shared, e
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("tp_size", 2, "--tp-size is 2"),
+        ("pp_size", 2, "--pp-size is 2"),
         ("enable_dp_attention", True, "--enable-dp-attention is True"),
         ("disaggregation_mode", "decode", "--disaggregation-mode is decode"),
         ("speculative_adaptive", True, "--speculative-adaptive"),

@@ -282,7 +282,7 @@ def test_every_argument_that_is_refused_is_in_the_newest_table():
         if name.path == "sglang.srt.server_args:ServerArgs"
         for field in name.fields
     }
-    assert fields == {argument for argument, _, _ in support._ARGUMENTS}
+    assert fields >= {argument for argument, _, _ in support._ARGUMENTS}
 
 
 @pytest.mark.parametrize("release", report.LEFT_OUT)

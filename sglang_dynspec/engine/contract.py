@@ -427,6 +427,17 @@ def probe_live(scheduler: Any, entries: Iterable[Live]) -> list[str]:
     return problems
 
 
+def owner_of(path: str) -> tuple[Any, str]:
+    """What has the name at its end, a class or a module, and the name.
+
+    Raises:
+        ImportError, AttributeError: as :func:`resolve`.
+    """
+    module, _, qualname = path.partition(":")
+    owner, _, attribute = qualname.rpartition(".")
+    return (resolve(f"{module}:{owner}") if owner else importlib.import_module(module)), attribute
+
+
 def resolve(path: str) -> Any:
     """The object behind ``module:qualified.name``.
 
@@ -483,8 +494,8 @@ def _problems(name: Name) -> list[str]:
 
 
 def _is_own(name: Name) -> bool:
-    owner, _, attribute = name.path.rpartition(".")
-    return attribute in vars(resolve(owner))
+    owner, attribute = owner_of(name.path)
+    return attribute in vars(owner)
 
 
 def _is_needed(parameter: inspect.Parameter) -> bool:

@@ -12,16 +12,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome, StepTiming
 from sglang_dynspec.policy.text import policy_text
 
+if TYPE_CHECKING:
+    from sglang_dynspec.engine.ranks import Ranks
+
 logger = logging.getLogger("sglang_dynspec")
 
 STATIC = "static"
 """Pass-through reason of every step after the fail-safe, or after `Controller.release`."""
+
+RELEASED = "released"
+"""What rank 0 tells the others when they are to leave every step to SGLang."""
 
 
 @dataclass(slots=True)
@@ -79,6 +85,8 @@ class Controller:
         ladder: draft steps that can be run, ascending; the first is 0, the last the server's
             ``--speculative-num-steps``.
         clock: seconds, monotonic.
+        ranks: this rank's end, where several ranks must decide the same. Then rank 0 alone asks its
+            policy, and what it has told holds.
     """
 
     def __init__(
@@ -86,6 +94,7 @@ class Controller:
         policy: Policy,
         ladder: Sequence[int],
         clock: Callable[[], float] = time.perf_counter,
+        ranks: Ranks | None = None,
     ) -> None:
         self.policy = policy
         self.ladder = tuple(ladder)
@@ -94,6 +103,7 @@ class Controller:
         self.last_num_steps = self.ladder[-1]
         self.last_batch_size = 0
         self._clock = clock
+        self._ranks = ranks
         self._step = 0
         self._released = False
         self._said_rounded = False
@@ -114,16 +124,27 @@ class Controller:
         """Put another policy in charge, from the next step on. Does not undo a failure."""
         self.policy = policy
 
-    def release(self) -> None:
-        """Leave every later step to SGLang."""
+    def release(self) -> bool:
+        """Leave every later step to SGLang.
+
+        Returns:
+            Whether that holds already. Where several ranks must decide the same it holds once all
+            have heard of it.
+        """
+        if self._ranks is not None and not self.static:
+            self._ranks.wish(static=RELEASED)
+            return False
         self._released = True
+        return True
 
     def observe_timings(self, timings: Sequence[StepTiming]) -> None:
         """Tell the policy what steps take, as timed at start."""
+        if not self._asks:
+            return
         try:
             self.policy.observe_timings(timings)
         except Exception as error:
-            self.fail(f"policy {self._policy_text()} raised in observe_timings()", error)
+            self._policy_failed("raised in observe_timings()", error)
 
     def decide(self, view: BatchView, blocked: str | None = None) -> Decision:
         """Decide one decode step. It counts once it is taken (:meth:`take`): a batch that is being
@@ -135,6 +156,7 @@ class Controller:
                 step becomes SGLang's own step, counted under that reason.
         """
         started = self._clock()
+        self._heed()
         num_steps, passthrough = self._ask(view, blocked)
         return Decision(self._step, num_steps, passthrough, view.batch_size, started)
 
@@ -159,6 +181,7 @@ class Controller:
         Args:
             view: the decode batch that the prefill leads to.
         """
+        self._heed()
         wanted = self.static or self._ask_for_draft_prefill(view)
         if wanted:
             self.counts.draft_prefills += 1
@@ -189,7 +212,9 @@ class Controller:
         # step has taken the time since the batch before it ended, whatever that was, or since it
         # was prepared itself where the device had nothing to do.
         begun, self._ended = max(self._ended, decision.started), self._clock()
-        if self.static:
+        if self._ranks is not None:
+            self._ranks.ran(decision.num_steps, len(accept_lens))
+        if self.static or not self._asks:
             return
         outcome = StepOutcome(
             step=decision.step,
@@ -202,13 +227,43 @@ class Controller:
         try:
             self.policy.observe(outcome)
         except Exception as error:
-            self.fail(f"policy {self._policy_text()} raised in observe()", error)
+            self._policy_failed("raised in observe()", error)
 
     def fail(self, what: str, error: BaseException) -> None:
         """Fall back to SGLang's own behaviour for good, and say so once."""
         if self.failure is not None:
             return
         self.failure = f"{what}: {_describe(error)}"
+        if self._ranks is not None and self._ranks.leads:
+            self._ranks.wish(static=self.failure)
+        self._say_static(error)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the policy of this process is the one that decides."""
+        return self._ranks is None or self._ranks.leads
+
+    def _policy_failed(self, how: str, error: BaseException) -> None:
+        what = f"policy {self._policy_text()} {how}"
+        if self._ranks is None:
+            self.fail(what, error)
+            return
+        # Not at once: the other ranks do not know yet.
+        self._ranks.wish(static=f"{what}: {_describe(error)}")
+        logger.error("sglang_dynspec: %s.", what, exc_info=error)
+
+    def _heed(self) -> None:
+        """Bring into force what rank 0 has told."""
+        told = None if self._ranks is None else self._ranks.told.static
+        if told is None or self.static:
+            return
+        if told == RELEASED:
+            self._released = True
+            return
+        self.failure = told
+        self._say_static(None)
+
+    def _say_static(self, error: BaseException | None) -> None:
         logger.error(
             "sglang_dynspec: %s. Falling back to static speculation (%d draft steps) until the "
             "server is restarted; requests are not affected.",
@@ -260,24 +315,45 @@ class Controller:
         most = self.ladder[-1]
         if self.static:
             return most, STATIC
-        try:
-            answer = self.policy.decide(view)
-            num_steps = view.on_ladder(answer)
-        except Exception as error:
-            self.fail(f"policy {self._policy_text()} failed in decide()", error)
-            return most, STATIC
-        if num_steps == 0 and answer and not self._said_rounded:
-            self._say_rounded(answer)
+        if self._ranks is None:
+            wanted = self._ask_policy(view)
+            if wanted is None:
+                return most, STATIC
+            num_steps = wanted
+        else:
+            if self._ranks.leads:
+                wanted = self._ask_policy(view)
+                if wanted is not None:
+                    self._ranks.wish(num_steps=wanted)
+            num_steps = self._ranks.told.num_steps
         if num_steps > 0 or blocked is None:
             return num_steps, None
         return most, blocked
 
-    def _ask_for_draft_prefill(self, view: BatchView) -> bool:
+    def _ask_policy(self, view: BatchView) -> int | None:
+        """The policy's answer, or None if it has failed."""
         try:
-            return bool(self.policy.wants_draft_prefill(view))
+            answer = self.policy.decide(view)
+            num_steps = view.on_ladder(answer)
         except Exception as error:
-            self.fail(f"policy {self._policy_text()} failed in wants_draft_prefill()", error)
-            return True
+            self._policy_failed("failed in decide()", error)
+            return None
+        if num_steps == 0 and answer and not self._said_rounded:
+            self._say_rounded(answer)
+        return num_steps
+
+    def _ask_for_draft_prefill(self, view: BatchView) -> bool:
+        if self._asks:
+            try:
+                wanted = bool(self.policy.wants_draft_prefill(view))
+            except Exception as error:
+                self._policy_failed("failed in wants_draft_prefill()", error)
+                wanted = True
+            if self._ranks is None:
+                return wanted
+            self._ranks.wish(draft_prefill=wanted)
+        assert self._ranks is not None
+        return self._ranks.told.draft_prefill
 
     def _say_rounded(self, answer: int) -> None:
         self._said_rounded = True

@@ -21,6 +21,8 @@ from sglang_dynspec.errors import ContractError, DynspecError, UnsupportedError
 from sglang_dynspec.settings import strict_from_environment
 
 if TYPE_CHECKING:
+    from sglang_dynspec.engine.ranks import Ranks
+    from sglang_dynspec.engine.runtime import Runtime
     from sglang_dynspec.settings import Settings
 
 logger = logging.getLogger("sglang_dynspec")
@@ -68,8 +70,8 @@ def arm(settings_source: SettingsSource, about: dict[str, Any]) -> None:
 def disarm() -> None:
     """Leave every wrapper to SGLang's own behaviour, at once."""
     _state.settings_source = None
-    if _state.runtime is not None:
-        _state.runtime.controller.release()
+    # Where ranks must agree, the wrappers stay until all have heard of it, and pass through then.
+    if _state.runtime is not None and _state.runtime.controller.release():
         _state.runtime = None
 
 
@@ -125,7 +127,17 @@ def _scheduler_init(
     result = wrapped(*args, **kwargs)
     if ready:
         _attempt(lambda: _engage(scheduler, settings), settings.strict)
+    elif _state.refusal is not None:
+        _disagree(scheduler)
     return result
+
+
+def _disagree(scheduler: Any) -> None:
+    """Tell the other ranks that dynspec is not in force on this one."""
+    if scheduler.server_args.tp_size > 1:
+        from sglang_dynspec.engine import ranks
+
+        ranks.agree(_state.refusal)
 
 
 def _attempt(action: Callable[[], Any], strict: bool) -> Any:
@@ -187,13 +199,65 @@ def _warn_of_unknown_variables() -> None:
 
 
 def _engage(scheduler: Any, settings: Settings) -> None:
+    from sglang_dynspec.engine.ranks import agree
+
+    ranked = scheduler.server_args.tp_size > 1
+    try:
+        runtime = _make_runtime(scheduler, settings)
+    except Exception as error:
+        if ranked:
+            agree(str(error))
+        raise
+    if ranked:
+        agree(None)
+    if _state.runtime is not None:
+        _say(
+            logging.WARNING,
+            "sglang_dynspec: a second Scheduler has been built in this process; the first is left "
+            "to SGLang from now on.",
+        )
+        _state.runtime.controller.release()
+    _state.runtime = runtime
+    _state.scheduler_seen = True
+    _say_in_force(runtime, settings)
+
+
+def _say_in_force(runtime: Runtime, settings: Settings) -> None:
+    from sglang_dynspec.policy.thresholds import unreached
+
+    most, ladder = runtime.scheduler.max_running_requests, runtime.controller.ladder
+    _say(
+        logging.INFO,
+        "sglang_dynspec is in force: policy %s, draft steps %s, draft state %s, SGLang %s, "
+        "max_running_requests %s%s.",
+        settings.policy,
+        "/".join(map(str, ladder)),
+        settings.draft_state,
+        installed_release(),
+        most,
+        "" if runtime.ranks is None else f", decided by rank 0 (this is rank {runtime.ranks.rank})",
+    )
+    policy = runtime.controller.policy
+    for says, fix in unreached(policy, most_requests=most, num_steps=ladder[-1]):
+        _say(logging.WARNING, "sglang_dynspec: %s; %s.", says, fix)
+
+
+def _ranks(scheduler: Any, most: int) -> Ranks | None:
+    """This rank's end where there are several, or None."""
+    from torch.distributed import get_rank
+
+    from sglang_dynspec.engine.ranks import Ranks
+
+    return Ranks(get_rank(), most) if scheduler.server_args.tp_size > 1 else None
+
+
+def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
     from sglang_dynspec.engine import support
     from sglang_dynspec.engine.controller import Controller
     from sglang_dynspec.engine.decode_graph import PlainTarget
     from sglang_dynspec.engine.draft_state import DraftExtend
     from sglang_dynspec.engine.runtime import Runtime
     from sglang_dynspec.engine.timing import Graphs
-    from sglang_dynspec.policy.thresholds import unreached
 
     refusal = support.refusal(scheduler)
     if refusal is not None:
@@ -208,7 +272,8 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     policy = settings.build_policy()
     step_states = _step_states(worker, settings)
     ladder = (0, *step_states.steps, worker.speculative_num_steps)
-    controller = Controller(policy, ladder)
+    ranks = _ranks(scheduler, ladder[-1])
+    controller = Controller(policy, ladder, ranks=ranks)
     warm = settings.draft_state == "warm"
     catch_up = (
         _catch_up(scheduler, worker, settings) if settings.draft_state == "catch_up" else None
@@ -224,14 +289,7 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     if policy.wants_timings:
         graphs = Graphs(dialect, worker, target, draft_extend if warm else None, step_states)
         _time_graphs(graphs, controller)
-    if _state.runtime is not None:
-        _say(
-            logging.WARNING,
-            "sglang_dynspec: a second Scheduler has been built in this process; the first is left "
-            "to SGLang from now on.",
-        )
-        _state.runtime.controller.release()
-    _state.runtime = Runtime(
+    return Runtime(
         scheduler,
         worker,
         dialect,
@@ -241,21 +299,8 @@ def _engage(scheduler: Any, settings: Settings) -> None:
         step_states,
         settings.draft_state,
         catch_up,
+        ranks,
     )
-    _state.scheduler_seen = True
-    _say(
-        logging.INFO,
-        "sglang_dynspec is in force: policy %s, draft steps %s, draft state %s, SGLang %s, "
-        "max_running_requests %s.",
-        settings.policy,
-        "/".join(map(str, controller.ladder)),
-        settings.draft_state,
-        installed_release(),
-        scheduler.max_running_requests,
-    )
-    most, num_steps = scheduler.max_running_requests, worker.speculative_num_steps
-    for says, fix in unreached(policy, most_requests=most, num_steps=num_steps):
-        _say(logging.WARNING, "sglang_dynspec: %s; %s.", says, fix)
 
 
 def _time_graphs(graphs: Any, controller: Any) -> None:
@@ -334,7 +379,8 @@ def _say(level: int, message: str, *args: Any, **kwargs: Any) -> None:
 def _wrap_all() -> None:
     if not _state.wrapped:
         relayed = _RELAY_WRAPPERS if _state.dialect.has_relay else {}
-        _wrap_each(_WRAPPERS | relayed, enabled=_in_force)
+        told = {_state.dialect.broadcast: _broadcast}
+        _wrap_each(_WRAPPERS | relayed | told, enabled=_in_force)
         _state.wrapped = True
 
 
@@ -353,8 +399,7 @@ def _wrap_each(wrappers: dict[str, Any], enabled: Callable[[], bool]) -> None:
 def _wrap(path: str, wrapper: Any, enabled: Callable[[], bool]) -> tuple[Any, str, Any]:
     # `enabled` instead of unwrapping: once something else has wrapped ours (SGLang's HookRegistry,
     # for one), ours cannot be taken out again without taking out theirs.
-    owner_path, _, attribute = path.rpartition(".")
-    owner = contract.resolve(owner_path)
+    owner, attribute = contract.owner_of(path)
     original = vars(owner)[attribute]
     setattr(owner, attribute, wrapt.FunctionWrapper(original, wrapper, enabled))
     return owner, attribute, original
@@ -421,6 +466,15 @@ def _process_result(
     except Exception as error:
         current.controller.fail("reading a result failed", error)
     return returned
+
+
+def _broadcast(
+    wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    current = _state.runtime
+    if current is None or current.ranks is None:
+        return wrapped(*args, **kwargs)
+    return current.ranks.exchange(wrapped, args, kwargs)
 
 
 def _run_batch(

@@ -10,6 +10,7 @@ from sglang_dynspec.engine.controller import Controller
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.engine.draft_state import DraftExtend
+from sglang_dynspec.engine.ranks import Ranks
 from sglang_dynspec.engine.step_states import StepStates
 
 
@@ -27,6 +28,8 @@ class Runtime:
     draft_state: str
     """``catch_up``, ``warm`` or ``skip``."""
     catch_up: CatchUp | None = None
+    ranks: Ranks | None = None
+    """This rank's end of a tensor-parallel server."""
 
     @property
     def keeping(self) -> CatchUp | None:

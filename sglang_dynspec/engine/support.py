@@ -8,7 +8,6 @@ from typing import Any
 
 # (argument, value that is fine, sentence). Untested combinations are refused, not guessed at.
 _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
-    ("tp_size", 1, "tensor parallelism is not supported yet"),
     ("pp_size", 1, "pipeline parallelism is not supported"),
     ("enable_dp_attention", False, "DP attention is not supported yet"),
     ("attn_cp_size", 1, "context parallelism is not supported"),

@@ -45,9 +45,22 @@ _ENVIRONMENT = {
 }
 
 
-def environment() -> dict[str, str]:
-    """The environment variables of a process that is to run SGLang on a CPU."""
-    return dict(_ENVIRONMENT)
+def environment(tp_size: int = 1) -> dict[str, str]:
+    """The environment variables of a process that is to run SGLang on a CPU.
+
+    Args:
+        tp_size: ranks of tensor parallelism, each a process on a core of its own. They communicate
+            through gloo.
+    """
+    if tp_size == 1:
+        return dict(_ENVIRONMENT)
+    cores = sorted(os.sched_getaffinity(0))
+    return _ENVIRONMENT | {
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(
+            str(cores[rank % len(cores)]) for rank in range(tp_size)
+        ),
+        "SGLANG_NCCL_SO_PATH": "none",  # SGLang's NCCL asks for a CUDA device where there is one
+    }
 
 
 def server_args(

@@ -85,6 +85,8 @@ def _declared(source: Source, path: str, found: Definition) -> set[str]:
 
 
 def _is_own(source: Source, name: Name) -> bool:
+    if "." not in name.path.partition(":")[2]:
+        return True  # a name of a module, its own or imported: it is looked up there
     owner, _, attribute = name.path.rpartition(".")
     return attribute in members(source.find(owner).node)
 

@@ -107,7 +107,7 @@ class Source:
     def _in_module(self, module: str, name: str, seen: frozenset[str] = frozenset()) -> Definition:
         bindings = self._module(module)
         if name not in bindings:
-            raise NotInSourceError(f"module {module} has no name {name}")
+            return self._by_star(module, name, seen)
         node = bindings[name]
         if not isinstance(node, ast.ImportFrom):
             return Definition(module, node)
@@ -115,6 +115,18 @@ class Source:
         if source in seen:
             raise NotInSourceError(f"{module} and {source} import {name} from each other")
         return self._in_module(source, original, seen | {module})
+
+    def _by_star(self, module: str, name: str, seen: frozenset[str]) -> Definition:
+        for key, node in self._module(module).items():
+            if not key.startswith("*") or not isinstance(node, ast.ImportFrom):
+                continue
+            source, _ = _imported(self._package(module), node, "*")
+            try:
+                if source not in seen:
+                    return self._in_module(source, name, seen | {module})
+            except NotInSourceError:
+                continue
+        raise NotInSourceError(f"module {module} has no name {name}")
 
     def _in_class(self, found: Definition, name: str) -> Definition:
         for owner in self.lineage(found):
@@ -181,7 +193,12 @@ def _bindings(body: list[ast.stmt]) -> Iterator[tuple[str, ast.AST]]:
             if not _is_accessor(node):
                 yield node.name, node
         elif isinstance(node, ast.ImportFrom):
-            yield from ((alias.asname or alias.name, node) for alias in node.names)
+            # A star stands for a name of its own in each module.
+            star = f"* {node.module}"
+            yield from (
+                (star if alias.name == "*" else alias.asname or alias.name, node)
+                for alias in node.names
+            )
         elif isinstance(node, ast.Import):
             yield from (
                 (alias.asname or alias.name.partition(".")[0], node) for alias in node.names

@@ -15,7 +15,7 @@ from sglang.srt.layers.moe.utils import (
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_dynspec.engine.contract import Instance, Live, Name
-from sglang_dynspec.engine.dialect import adaptive, verified
+from sglang_dynspec.engine.dialect import adaptive, names, verified
 
 # Attributes of SGLang's draft worker.
 EXTEND_BACKEND = "draft_extend_attn_backend"
@@ -51,6 +51,8 @@ class Dialect(ABC):
     """What objects of the running server have in this family beyond ``contract.LIVE``."""
     instances: ClassVar[tuple[Instance, ...]]
     """What other objects have in this family beyond ``contract.INSTANCES``."""
+    broadcast: ClassVar[str] = names.BROADCAST_FROM_0_5_13.path
+    """SGLang's broadcast of requests to the ranks of a tensor-parallel server."""
     has_relay: ClassVar[bool] = False
     """Whether FutureMap relays by pool index, as from 0.5.13 (see ``relay``)."""
     graph_runner: ClassVar[str]

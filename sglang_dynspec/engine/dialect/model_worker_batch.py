@@ -25,6 +25,7 @@ class ModelWorkerBatchDialect(Dialect):
 
     family = "0.5.9 to 0.5.11"
     batch_parameter = "model_worker_batch"
+    broadcast = names.BROADCAST_TO_0_5_12.path
     graph_runner = "graph_runner"
     pending_field: ClassVar[str] = "verified_id"
     """Field of EagleDraftInput with the tokens that the target has not seen yet."""

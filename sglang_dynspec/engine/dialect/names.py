@@ -136,9 +136,23 @@ def _timed(field: str, *paths: str) -> tuple[Instance, ...]:
     return tuple(Instance(path, (field,), "graphs are timed at start") for path in paths)
 
 
+# Ranks.
+
+BROADCAST_TO_0_5_12 = Name(
+    "sglang.srt.managers.scheduler:broadcast_pyobj",
+    "wrap",
+    "rank 0's decision goes to the other ranks with the requests",
+    parameters=("data", "rank", "dist_group"),
+)
+BROADCAST_FROM_0_5_13 = replace(
+    BROADCAST_TO_0_5_12,
+    path="sglang.srt.managers.scheduler_components.request_receiver:broadcast_pyobj",
+)
+
 # The worker gets a ModelWorkerBatch: 0.5.9 to 0.5.12.
 
 MODEL_WORKER_BATCH: tuple[Name, ...] = (
+    BROADCAST_TO_0_5_12,
     Name(FORWARD, "wrap", "routed by the decision", parameters=("model_worker_batch",)),
     Name(
         "sglang.srt.managers.schedule_batch:ModelWorkerBatch",
@@ -247,6 +261,7 @@ GRAPHS_BY_SIZE = _timed("graphs", _CUDA_GRAPH_RUNNER, *_DRAFT_GRAPH_RUNNERS)
 
 FROM_0_5_13: tuple[Name, ...] = (
     *FROM_0_5_12,
+    BROADCAST_FROM_0_5_13,
     Name(FORWARD, "wrap", "routed by the decision", parameters=("batch", "on_publish")),
     Name(
         "sglang.srt.managers.schedule_batch:ScheduleBatch",

@@ -1,0 +1,214 @@
+"""Tensor parallelism: all ranks run the same steps, whatever the policy does.
+
+A real server of two processes that communicate through gloo. What each runs is written down by the
+launch script, whose top runs in both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_force import prompts, reference
+
+from sglang_dynspec.testing import cpu_engine
+from sglang_dynspec.testing.scheduler import Request
+
+COUNT, TOKENS = 6, 120
+ROUNDS = int(os.environ.get("DYNSPEC_TEST_ROUNDS", "5"))
+REQUESTS = [Request(input_ids=p, max_new_tokens=TOKENS) for p in prompts(COUNT, seed=21)]
+
+SCRIPT = """
+    import json, os, random, sys, time
+    from sglang_dynspec import Always, Never, Policy
+    from sglang_dynspec.engine import controller
+    from sglang_dynspec.testing import cpu_engine
+
+    FOLDER = {folder!r}
+    take = controller.Controller.take
+
+    def rank():
+        import torch.distributed as dist
+        return dist.get_rank()
+
+    def recording(self, decision):
+        take(self, decision)
+        with open(f"{{FOLDER}}/rank{{rank()}}.txt", "a") as file:
+            print(decision.num_steps, decision.batch_size, self.static, file=file)
+
+    controller.Controller.take = recording
+
+    class Random(Policy):
+        # No two processes draw the same, so that ranks that asked their own would wait for good.
+        def __init__(self, *, fails_at=None, changes_at=None, not_on_rank_1=False):
+            super().__init__()
+            self._draw = random.Random(f"{{os.getpid()}} {{time.time_ns()}}")
+            self.fails_at, self.changes_at = fails_at, changes_at
+            self.not_on_rank_1 = not_on_rank_1
+            self._calls = 0
+
+        def decide(self, batch):
+            self._calls += 1
+            if self.not_on_rank_1 and rank() == 1 or self._calls == self.fails_at:
+                raise RuntimeError("boom")
+            if self._calls == self.changes_at:
+                from sglang_dynspec.engine import install
+                install.runtime().controller.use(Never())
+            return self._draw.choice(batch.ladder)
+
+        def wants_draft_prefill(self, batch):
+            return self._draw.choice((False, True))
+
+    {top}
+
+    def serve():
+        import sglang
+        arguments = cpu_engine.server_args("EAGLE3", tp_size=2, log_level="warning")
+        engine = sglang.Engine(**arguments)
+        greedy = dict(temperature=0, max_new_tokens={tokens}, ignore_eos=True)
+        drawn = dict(temperature=0.8, max_new_tokens=40, ignore_eos=True)
+        asked = {prompts!r}
+        for _ in range({rounds}):
+            outputs = engine.generate(input_ids=asked, sampling_params=greedy)
+        engine.generate(input_ids=asked, sampling_params=drawn)
+        told = engine.get_server_info()["internal_states"][0]["dynspec"]
+        print("REPORT " + json.dumps([[o["output_ids"] for o in outputs], told]), flush=True)
+        engine.shutdown()
+
+    if __name__ == "__main__":
+        import sglang_dynspec
+        sglang_dynspec.activate(policy={policy}, draft_state={draft_state!r}, strict=True)
+        serve()
+"""
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return reference(REQUESTS)
+
+
+class Served:
+    """What came of a run of the launch script."""
+
+    def __init__(
+        self, folder: Path, policy: str, *, draft_state: str, rounds: int, top: str
+    ) -> None:
+        path = folder / "launch.py"
+        text = textwrap.dedent(SCRIPT).format(
+            folder=str(folder),
+            top=top,
+            policy=policy,
+            draft_state=draft_state,
+            tokens=TOKENS,
+            rounds=rounds,
+            prompts=[list(request.input_ids) for request in REQUESTS],
+        )
+        path.write_text(text, encoding="utf-8")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_DYNSPEC_")}
+        done = subprocess.run(
+            [sys.executable, "-P", str(path)],
+            env=clean | cpu_engine.environment(tp_size=2),
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        self.log = done.stdout + done.stderr
+        assert done.returncode == 0, self.log
+        [line] = [line for line in self.log.splitlines() if "REPORT " in line]
+        self.ids: list[list[int]]
+        self.status: dict[str, Any]
+        self.ids, self.status = json.loads(line.partition("REPORT ")[2])
+        self.steps = [
+            [line.split() for line in (folder / f"rank{rank}.txt").read_text().splitlines()]
+            for rank in (0, 1)
+        ]
+
+    def modes(self) -> list[str]:
+        """Draft steps of each step; the ranks must have run the same."""
+        assert self.steps[0] == self.steps[1]
+        return [num_steps for num_steps, _, _ in self.steps[0]]
+
+
+def serve(
+    folder: Path, policy: str, draft_state: str = "catch_up", rounds: int = 1, top: str = ""
+) -> Served:
+    return Served(folder, policy, draft_state=draft_state, rounds=rounds, top=top)
+
+
+def test_random_modes(tmp_path, expected):
+    # Hundreds of steps, at each of which the coins of the ranks fall differently.
+    served = serve(tmp_path, "Random(not_on_rank_1=True)", rounds=ROUNDS)
+    modes = served.modes()
+    assert served.ids == expected
+    assert served.status["state"] == "in_force"
+    assert len(modes) > 60 * ROUNDS
+    assert sum(a != b for a, b in itertools.pairwise(modes)) > 25 * ROUNDS
+    assert served.status["draft_prefills_skipped"] > 0
+
+
+def test_a_policy_that_fails_and_one_that_replaces_another(tmp_path, expected):
+    fails = tmp_path / "fails"
+    fails.mkdir()
+    served = serve(fails, "Random(fails_at=40)", draft_state="warm")
+    modes = served.modes()
+    assert served.ids == expected
+    assert served.status["state"] == "static"
+    assert "RuntimeError: boom" in served.status["error"]
+    # Rank 0 failed before step 40 and told; both turned at the same step.
+    static = [step[2] for step in served.steps[0]]
+    assert static.index("True") in (39, 40)
+    assert set(modes[41:]) == {"3"}
+    changes = tmp_path / "changes"
+    changes.mkdir()
+    served = serve(changes, "Random(changes_at=30)", draft_state="skip")
+    assert served.ids == expected
+    assert set(served.modes()[32:]) == {"0"}
+
+
+def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
+    top = """
+    from sglang_dynspec.engine import ranks
+    ranks.COMPARE_EVERY = 20
+    ran = ranks.Ranks.ran
+
+    def disagreeing(self, num_steps, batch_size):
+        ran(self, num_steps + (self.rank == 1 and self._steps == 50), batch_size)
+
+    ranks.Ranks.ran = disagreeing
+    """
+    served = serve(tmp_path, "Random()", top=textwrap.indent(textwrap.dedent(top), ""))
+    assert served.ids == expected
+    assert served.status["state"] == "static"
+    assert "ranks have run different steps (rank 0: " in served.status["error"]
+    assert "rank 1: " in served.status["error"]
+    modes = served.modes()
+    static = [step[2] for step in served.steps[0]].index("True")
+    assert 50 <= static <= 62
+    assert set(modes[static:]) == {"3"}
+
+
+def test_a_rank_on_which_dynspec_is_not_started_keeps_nobody_waiting(tmp_path, expected):
+    top = """
+    from sglang_dynspec.engine import install, ranks
+    from datetime import timedelta
+    ranks._AGREE_WITHIN = timedelta(seconds=3)
+    engage = install._engage
+
+    def only_on_rank_0(scheduler, settings):
+        if rank() == 0:
+            engage(scheduler, settings)
+
+    install._engage = only_on_rank_0
+    """
+    script = tmp_path / "x"
+    script.mkdir()
+    with pytest.raises(AssertionError, match="it must be in force on all ranks, and on rank 1"):
+        serve(script, "Random()", top=textwrap.dedent(top))
