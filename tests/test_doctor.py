@@ -161,7 +161,11 @@ def troubled(tmp_path_factory) -> Told:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[sglang.srt.plugins]\nother = other_plugin:start\n")
     arguments = cpu_engine.command_line(
-        "EAGLE3", max_running_requests=None, pp_size=2, model_path=str(folder / "no-model")
+        "EAGLE3",
+        max_running_requests=None,
+        tp_size=2,
+        device="cuda",
+        model_path=str(folder / "no-model"),
     )
     return Told(
         doctor(
@@ -202,7 +206,7 @@ def test_unsupported_arguments(troubled):
     refused = troubled.all("arguments.supported")
     assert {f["status"] for f in refused} == {"blocking"}
     says = " ".join(f"{f['says']} FIX {f['fix']}" for f in refused)
-    assert "(--pp-size is 2) FIX start the server without --pp-size" in says
+    assert "(--tp-size is 2) FIX start the server without --tp-size" in says
     assert "steps are 0, 9, but the server runs at most 3 draft steps" in says
 
 

@@ -348,6 +348,15 @@ def test_server_arguments_that_are_refused(shared, monkeypatch, name, value, say
     assert says in support.refusal(scheduler)
 
 
+def test_tensor_parallelism_is_for_cpus_so_far(shared, monkeypatch):
+    scheduler = shared.scheduler.scheduler
+    two = Overlaid(scheduler.server_args, "tp_size", 2)
+    monkeypatch.setattr(scheduler, "server_args", two)
+    assert support.refusal(scheduler) is None
+    monkeypatch.setattr(scheduler, "server_args", Overlaid(two, "device", "cuda"))
+    assert "--tp-size is 2" in support.refusal(scheduler)
+
+
 class Overlaid:
     """An object with one attribute changed."""
 

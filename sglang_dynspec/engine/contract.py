@@ -220,6 +220,7 @@ COMMON: tuple[Name, ...] = (
         "arguments that dynspec does not go together with (engine/support.py)",
         fields=(
             "tp_size",
+            "device",
             "pp_size",
             "enable_dp_attention",
             "attn_cp_size",
