@@ -139,10 +139,10 @@ class Policy(ABC):
     """
 
     deterministic: bool = True
-    """Whether equal views and outcomes give equal answers on every rank. Set to False, on the class
-    or on an instance, in a policy that reads clocks, random numbers or ``StepOutcome.seconds``:
-    then one rank decides for all. A combination is deterministic if all its parts are, so ask the
-    instance."""
+    """Whether equal views and outcomes give equal answers. Set to False, on the class or on an
+    instance, in a policy that reads clocks, random numbers or ``StepOutcome.seconds``. No server
+    needs it: rank 0 of a tensor-parallel one decides for all ranks in any case. A combination is
+    deterministic if all its parts are, so ask the instance."""
 
     wants_timings: bool = False
     """Whether steps are to be timed at start for :meth:`observe_timings`, which takes a second or
