@@ -164,6 +164,19 @@ def test_as_many_tokens_as_the_ring_has_leave_no_hole(server):
     assert chunks(outputs) == chunks(server.run(PlainFirst(40), EVEN, "warm"))
 
 
+def test_hidden_states_of_another_size_than_expected(server, monkeypatch):
+    current = install.runtime()
+    if not current.dialect.keeps_hidden(current.worker):
+        pytest.skip("a standalone draft reads none")
+    monkeypatch.setattr(current.dialect, "kept_hidden_size", lambda _: 16)
+    with ring_of(60):
+        small = ring().tokens
+        outputs = server.run(PlainFirst(10), EVEN)
+        assert ring().tokens < small
+    assert server.controller.failure is None
+    assert chunks(outputs) == chunks(server.run(PlainFirst(10), EVEN, "warm"))
+
+
 def test_never_leaves_the_draft_model_alone(server):
     class DeepNever(Never):
         def wants_draft_prefill(self, batch: BatchView) -> bool:

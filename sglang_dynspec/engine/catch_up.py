@@ -11,6 +11,7 @@ Position p of the draft's KV is made of the target's hidden states at p and of t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ import torch
 from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.errors import UnsupportedError
+
+logger = logging.getLogger("sglang_dynspec")
 
 TOKENS_A_STEP = 2048
 """Tokens taken in before one step, or as many as SGLang prefills at once where that is less; more
@@ -227,16 +230,19 @@ class CatchUp:
         ids: torch.Tensor,
         hidden: torch.Tensor | None,
     ) -> None:
+        if hidden is not None and self._hidden.shape[-1] not in (0, hidden.shape[-1]):
+            # Another model than those that the dialect knows; this is the first of it that is kept.
+            self._allocate(hidden.shape[-1])
+            logger.info(
+                "sglang_dynspec: the target's hidden states have %d elements: the draft can catch "
+                "up with the last %d tokens of each request.",
+                hidden.shape[-1],
+                self.tokens,
+            )
         slots = positions % self.tokens
         self._ids[pool, slots] = ids.to(torch.int32)
-        if hidden is None or not self._dialect.keeps_hidden(self._worker):
-            return
-        if hidden.shape[-1] != self._hidden.shape[-1]:
-            raise ValueError(
-                f"the target's hidden states have {hidden.shape[-1]} elements, "
-                f"{self._hidden.shape[-1]} were expected"
-            )
-        self._hidden[pool, slots] = hidden
+        if hidden is not None and self._hidden.shape[-1]:
+            self._hidden[pool, slots] = hidden
 
     # --- catching up ------------------------------------------------------------------------------
     def run(self, batch: Any, plan: Plan) -> None:
