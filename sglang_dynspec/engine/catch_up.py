@@ -30,8 +30,8 @@ are spread over plain steps, so that no step takes long. A draft of one layer ta
 about the time of one decode step of its target."""
 
 RECOVERY_STEPS = 50
-"""Speculative steps that a request with a hole counts as cold. With the trained pair of the tests most
-of the little that it loses is back by then (README)."""
+"""Speculative steps that a request with a hole counts as cold. With the trained pair of the tests
+most of the little that it loses is back by then (README)."""
 
 _RECORD = "dynspec_draft_kv"
 
