@@ -283,7 +283,7 @@ class CatchUp:
         if self._dialect.keeps_hidden(worker):
             hidden = self._hidden[pool, slots].masked_fill_(~takes_row[:, None], 0)
         with (
-            self._taking_in(),
+            temporarily(self, running=True),
             temporarily(batch, spec_info=draft_input, **values),
             self._dialect.draft_context(worker.draft_worker),
         ):
@@ -293,9 +293,6 @@ class CatchUp:
         if plan.complete:
             _replace_proposals(draft_input, made, takes)
         self._settle(plan)
-
-    def _taking_in(self) -> Any:
-        return temporarily(self, running=True)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-native."""

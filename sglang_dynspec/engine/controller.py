@@ -315,19 +315,15 @@ class Controller:
         most = self.ladder[-1]
         if self.static:
             return most, STATIC
-        if self._ranks is None:
-            wanted = self._ask_policy(view)
-            if wanted is None:
-                return most, STATIC
-            num_steps = wanted
-        else:
-            if self._ranks.leads:
-                wanted = self._ask_policy(view)
-                if wanted is not None:
-                    self._ranks.wish(num_steps=wanted)
-            num_steps = self._ranks.told.num_steps
-        if num_steps > 0 or blocked is None:
-            return num_steps, None
+        wanted = self._ask_policy(view) if self._asks else None
+        if self._ranks is not None:
+            if wanted is not None:
+                self._ranks.wish(num_steps=wanted)
+            wanted = self._ranks.told.num_steps
+        if wanted is None:
+            return most, STATIC
+        if wanted > 0 or blocked is None:
+            return wanted, None
         return most, blocked
 
     def _ask_policy(self, view: BatchView) -> int | None:

@@ -12,7 +12,6 @@ all ranks, because their schedulers are. Every now and then they compare what th
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +22,6 @@ import torch
 import torch.distributed as dist
 
 from sglang_dynspec.errors import UnsupportedError
-
-logger = logging.getLogger("sglang_dynspec")
 
 COMPARE_EVERY = 256
 """Decode steps from one comparison of the ranks to the next."""

@@ -260,7 +260,7 @@ class Dialect(ABC):
     def reads_hidden(self, worker: Any) -> bool:
         """Whether SGLang keeps the target's hidden states for the draft model. A standalone draft
         is a model of its own and has no use for them."""
-        return not worker.speculative_algorithm.is_standalone()
+        return self.keeps_hidden(worker)
 
     def keeps_hidden(self, worker: Any) -> bool:
         """Whether the draft's KV is made of the target's hidden states, besides tokens."""
