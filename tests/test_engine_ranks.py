@@ -66,7 +66,7 @@ SCRIPT = """
             return self._draw.choice(batch.ladder)
 
         def wants_draft_prefill(self, batch):
-            return self._draw.choice((False, True))
+            return rank() == 1  # they differ, and what rank 0 wants shows
 
     class PlainUntilItFails(Policy):
         calls = 0
