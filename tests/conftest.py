@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 
+from support import on_gpu
+
 from sglang_dynspec.testing import cpu_engine
 
+if on_gpu.wanted():
+    on_gpu.install()
 os.environ.update(cpu_engine.environment())
 cpu_engine.install()

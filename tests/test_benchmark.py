@@ -104,7 +104,7 @@ def test_a_configuration_is_read(text: str, config: Config) -> None:
         ("static:never", ["'static:never'"]),
         ("dynspec", ["'dynspec'", "dynspec:never@skip"]),
         ("dynspec:", ["'dynspec:'", "dynspec:never@skip"]),
-        ("dynspec:never@cold", ["@cold", "@warm or @skip"]),
+        ("dynspec:never@cold", ["@cold", "@catch_up, @warm or @skip"]),
         ("dynspec:nevr", ["'dynspec:nevr'", "did you mean 'never'"]),
     ],
 )

@@ -15,12 +15,12 @@ STATIC = "static"
 ADAPTIVE = "adaptive"
 DYNSPEC = "dynspec"
 KINDS = (NO_SPEC, STATIC, ADAPTIVE, DYNSPEC)
-DRAFT_STATES = ("warm", "skip")
+DRAFT_STATES = ("catch_up", "warm", "skip")
 
 LEAST_RUNS = 3  # a median of fewer is no median
 
 _CONFIGURATIONS = (
-    "no_spec, static, adaptive, dynspec:POLICY, dynspec:POLICY@skip and dynspec:POLICY@warm"
+    "no_spec, static, adaptive, dynspec:POLICY and dynspec:POLICY@STATE (catch_up, warm, skip)"
 )
 
 
@@ -147,8 +147,8 @@ def _dynspec(rest: str, text: str) -> Config:
         return Config(DYNSPEC, _policy(rest, text))
     if state[1] not in DRAFT_STATES:
         raise UsageError(
-            f"--configs: {text!r} ends in @{state[1]}, which is no draft state; write @warm or "
-            "@skip"
+            f"--configs: {text!r} ends in @{state[1]}, which is no draft state; write @catch_up, "
+            "@warm or @skip"
         )
     return Config(DYNSPEC, _policy(rest[: state.start()].strip(), text), state[1])
 

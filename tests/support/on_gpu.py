@@ -1,0 +1,79 @@
+"""The engine tests on an NVIDIA GPU: real kernels, streams and CUDA graphs, in exact float32.
+
+    DYNSPEC_TEST_DEVICE=cuda python -P -m pytest tests/test_engine.py tests/test_catch_up.py ...
+
+runs them on whatever SGLang is installed, with triton attention. SGLang's kernels for norms,
+activations and RoPE know 16 bits only, so these three layers run as SGLang's own PyTorch code: in
+float32 the built models' text is safe from rounding, and outputs can be compared token for token.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from dataclasses import fields
+from importlib.util import find_spec
+from typing import Any
+
+from sglang_dynspec.testing import cpu_engine
+
+GRAPH_SIZES = [1, 2, 4, 8, 16]
+
+
+def wanted() -> bool:
+    """Whether the tests are to run on a GPU."""
+    return os.environ.get("DYNSPEC_TEST_DEVICE") == "cuda"
+
+
+def install() -> None:
+    """Let the tests build their servers on the GPU instead of the CPU engine."""
+    on_cpu = cpu_engine.server_args
+
+    def server_args(*args: Any, **overrides: Any) -> dict[str, Any]:
+        _compute_in_pytorch()
+        arguments = on_cpu(*args, **{**_gpu_arguments(), **overrides})
+        return {name: value for name, value in arguments.items() if value is not None}
+
+    cpu_engine.server_args = server_args
+    cpu_engine.environment = lambda tp_size=1: {}  # type: ignore[assignment, misc]
+    cpu_engine.install = lambda: None
+    os.environ.update(_environment())
+
+
+def _environment() -> dict[str, str]:
+    package = find_spec("sglang")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    models = [f"{home}/srt/models" for home in package.submodule_search_locations]
+    names = (module.name for module in pkgutil.iter_modules(models))
+    return {
+        "TRITON_F32_DEFAULT": "ieee",  # no TF32 in Triton's dot products
+        "SGLANG_ENABLE_SPEC_V2": "1",
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(n for n in names if not n.startswith("llama")),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _gpu_arguments() -> dict[str, Any]:
+    from sglang.srt.server_args import ServerArgs
+
+    known = {field.name for field in fields(ServerArgs)}
+    without_prefill_graphs = ("disable_prefill_cuda_graph", "disable_piecewise_cuda_graph")
+    graph_sizes = ("cuda_graph_bs_decode", "cuda_graph_bs")
+    return {
+        "device": "cuda",
+        "attention_backend": "triton",
+        "disable_cuda_graph": False,
+        **{name: True for name in without_prefill_graphs if name in known},
+        next(name for name in graph_sizes if name in known): GRAPH_SIZES,
+    }
+
+
+def _compute_in_pytorch() -> None:
+    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.rotary_embedding import RotaryEmbedding
+
+    for layer in (RMSNorm, SiluAndMul, RotaryEmbedding):
+        layer.forward_cuda = layer.forward_native
