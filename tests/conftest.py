@@ -1,14 +1,7 @@
-"""The CPU engine in this process and in all that it starts, before anything imports SGLang."""
+"""SGLang can be run in this process and in all that it starts, before anything imports it."""
 
 from __future__ import annotations
 
-import os
+from support import device
 
-from support import on_gpu
-
-from sglang_dynspec.testing import cpu_engine
-
-if on_gpu.wanted():
-    on_gpu.install()
-os.environ.update(cpu_engine.environment())
-cpu_engine.install()
+device.prepare()

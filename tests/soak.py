@@ -12,17 +12,15 @@ Exit code 1 after the first thing that is wrong, with the seed that leads to it.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import time
 from dataclasses import replace
 from typing import Any
 
-from sglang_dynspec.testing import cpu_engine
+from support import device
 
-os.environ.update(cpu_engine.environment())
-cpu_engine.install()
+device.prepare()
 
 from support.in_force import InForce, in_force, prompts  # noqa: E402
 from support.policies import Toggle  # noqa: E402

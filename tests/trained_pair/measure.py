@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sglang_dynspec.testing import cpu_engine
+from support import device
 
-os.environ.update(cpu_engine.environment())
-cpu_engine.install()
+device.prepare()
 
 from support.in_force import InForce, in_force, ring_of  # noqa: E402
 from support.policies import PlainBetween  # noqa: E402

@@ -1,10 +1,11 @@
-"""The engine tests on an NVIDIA GPU: real kernels, streams and CUDA graphs, in exact float32.
+"""Where the tests run SGLang: on the CPU engine, or on an NVIDIA GPU.
 
     DYNSPEC_TEST_DEVICE=cuda python -P -m pytest tests/test_engine.py tests/test_catch_up.py ...
 
-runs them on whatever SGLang is installed, with triton attention. SGLang's kernels for norms,
-activations and RoPE know 16 bits only, so these three layers run as SGLang's own PyTorch code: in
-float32 the built models' text is safe from rounding, and outputs can be compared token for token.
+runs the engine tests on a GPU, with whatever SGLang is installed: real kernels, streams and CUDA
+graphs, triton attention. SGLang's kernels for norms, activations and RoPE know 16 bits only, so
+these three layers run as SGLang's own PyTorch code: in float32 the built models' text is safe from
+rounding, and outputs can be compared token for token.
 """
 
 from __future__ import annotations
@@ -20,24 +21,43 @@ from sglang_dynspec.testing import cpu_engine
 GRAPH_SIZES = [1, 2, 4, 8, 16]
 
 
-def wanted() -> bool:
-    """Whether the tests are to run on a GPU."""
-    return os.environ.get("DYNSPEC_TEST_DEVICE") == "cuda"
+def prepare() -> None:
+    """Prepare this process, and all that it starts. Before anything imports SGLang."""
+    if os.environ.get("DYNSPEC_TEST_DEVICE") == "cuda":
+        _take_gpu()
+    os.environ.update(cpu_engine.environment())
+    cpu_engine.install()
 
 
-def install() -> None:
+def _take_gpu() -> None:
     """Let the tests build their servers on the GPU instead of the CPU engine."""
+    from sglang_dynspec.testing.scheduler import InProcessScheduler
+
     on_cpu = cpu_engine.server_args
 
     def server_args(*args: Any, **overrides: Any) -> dict[str, Any]:
         _compute_in_pytorch()
+        _forget_input_buffers()
         arguments = on_cpu(*args, **{**_gpu_arguments(), **overrides})
         return {name: value for name, value in arguments.items() if value is not None}
 
     cpu_engine.server_args = server_args
-    cpu_engine.environment = lambda tp_size=1: {}  # type: ignore[assignment, misc]
+    cpu_engine.environment = lambda tp_size=1: _environment()
     cpu_engine.install = lambda: None
-    os.environ.update(_environment())
+    InProcessScheduler.run = _run_alone(InProcessScheduler.run)  # type: ignore[method-assign]
+
+
+def _run_alone(run: Any) -> Any:
+    import torch
+
+    def run_alone(*args: Any, **kwargs: Any) -> Any:
+        # Each run has streams of its own, and a test works on the default one in between.
+        torch.cuda.synchronize()
+        outputs = run(*args, **kwargs)
+        torch.cuda.synchronize()
+        return outputs
+
+    return run_alone
 
 
 def _environment() -> dict[str, str]:
@@ -77,3 +97,13 @@ def _compute_in_pytorch() -> None:
 
     for layer in (RMSNorm, SiluAndMul, RotaryEmbedding):
         layer.forward_cuda = layer.forward_native
+
+
+def _forget_input_buffers() -> None:
+    """SGLang shares the input buffers of CUDA graphs in a process, and captures with what is in
+    them: after a server with another vocabulary, tokens that do not exist."""
+    try:
+        from sglang.srt.model_executor import input_buffers
+    except ImportError:  # before 0.5.12
+        return
+    input_buffers._forward_input_buffer_pool.clear()
