@@ -21,9 +21,12 @@ from sglang_dynspec.testing import cpu_engine
 GRAPH_SIZES = [1, 2, 4, 8, 16]
 
 
+ON_GPU = os.environ.get("DYNSPEC_TEST_DEVICE") == "cuda"
+
+
 def prepare() -> None:
     """Prepare this process, and all that it starts. Before anything imports SGLang."""
-    if os.environ.get("DYNSPEC_TEST_DEVICE") == "cuda":
+    if ON_GPU:
         _take_gpu()
     os.environ.update(cpu_engine.environment())
     cpu_engine.install()
