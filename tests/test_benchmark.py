@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import os
@@ -25,10 +26,12 @@ if not BENCHMARK.is_dir():
     pytest.skip("only in a source checkout", allow_module_level=True)
 sys.path.insert(0, str(BENCHMARK))
 
-from dynspec_benchmark import measure, process  # noqa: E402
+from dynspec_benchmark import measure, process, wave_report  # noqa: E402
+from dynspec_benchmark.checks import captures, compare  # noqa: E402
 from dynspec_benchmark.command import OK, UNFINISHED, USAGE, WRONG, main  # noqa: E402
 from dynspec_benchmark.engine_args import adaptive_steps, engine_arguments  # noqa: E402
 from dynspec_benchmark.errors import BenchmarkError, UsageError  # noqa: E402
+from dynspec_benchmark.load import Load, Requests  # noqa: E402
 from dynspec_benchmark.measure import skipped  # noqa: E402
 from dynspec_benchmark.models import Model, checkpoint, random_weights  # noqa: E402
 from dynspec_benchmark.plan import (  # noqa: E402
@@ -42,9 +45,10 @@ from dynspec_benchmark.plan import (  # noqa: E402
 )
 from dynspec_benchmark.policies import RandomToggle  # noqa: E402
 from dynspec_benchmark.process import Worker, environment  # noqa: E402
-from dynspec_benchmark.ramp import Goal, captures, compare, problems  # noqa: E402
+from dynspec_benchmark.ramp import Goal, problems  # noqa: E402
 from dynspec_benchmark.results import (  # noqa: E402
     Results,
+    about,
     begin,
     load,
     merge,
@@ -53,6 +57,10 @@ from dynspec_benchmark.results import (  # noqa: E402
     write_json,
     wrong,
 )
+from dynspec_benchmark.wave import Wave  # noqa: E402
+from dynspec_benchmark.wave import begin as begin_wave  # noqa: E402
+from dynspec_benchmark.wave import summarise as summarise_wave  # noqa: E402
+from dynspec_benchmark.wave_worker import accept_length  # noqa: E402
 from dynspec_benchmark.worker import difference, digest, summary  # noqa: E402
 
 PLAN = Plan(
@@ -87,6 +95,7 @@ PLAIN, SPECULATIVE = (
             "dynspec: batch_size( off_at = 64 ) @warm",
             Config("dynspec", "batch_size(off_at=64)", "warm"),
         ),
+        ("dynspec:never@catch_up", Config("dynspec", "never", "catch_up")),
         ('dynspec:mine:Policy("a@b")', Config("dynspec", "mine:Policy('a@b')", "warm")),
     ],
 )
@@ -256,10 +265,14 @@ def run(tok_s: float, *outputs: str, round_: int = 0, accept: float | None = Non
     }
 
 
-def begun(plan: Plan = PLAN, sglang: str = "0.5.17") -> dict[str, Any]:
+def circumstances(sglang: str = "0.5.17") -> dict[str, Any]:
     software = {"sglang": sglang, "torch": "2.11", "sglang_dynspec": "0.1", "python": "3.12"}
     hardware = {"device": "CPU", "count": 1}
-    return begin(plan, hardware=hardware, software=software, command="python run.py")
+    return {"hardware": hardware, "software": software, "command": "python run.py"}
+
+
+def begun(plan: Plan = PLAN, sglang: str = "0.5.17") -> dict[str, Any]:
+    return begin(plan, **circumstances(sglang))
 
 
 def add(
@@ -655,6 +668,170 @@ def test_the_random_policy_toggles_and_repeats_itself() -> None:
         RandomToggle(mean_steps=0)
 
 
+# --- wave ----------------------------------------------------------------------------------------
+class PretendedEngine:
+    """Takes a turn of the event loop for each token."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.seen: list[int] = []
+        """Requests at once, at the end of each."""
+
+    async def async_generate(self, *, input_ids: list[int], sampling_params: Any) -> Any:
+        self.running += 1
+        tokens = sampling_params["max_new_tokens"]
+        for _ in range(tokens):
+            await asyncio.sleep(0)
+        self.seen.append(self.running)
+        self.running -= 1
+        return {"output_ids": [7] * tokens, "meta_info": {"spec_verify_ct": 2}}
+
+
+@pytest.mark.parametrize("cycles", [1, 3])
+def test_a_square_wave_is_low_and_high(cycles: int) -> None:
+    engine = PretendedEngine()
+    job = {"prompts": 5, "prompt_lens": [4], "output_len": 16}
+    stages = []
+
+    def send(kind: str, what: dict[str, Any]) -> None:
+        stages.append((what["clients"], engine.seen[-1]))
+
+    load = Load(
+        SimpleNamespace(engine=engine),  # type: ignore[arg-type]
+        Requests(job, 512),
+        send,
+        square=True,
+    )
+    asyncio.run(load.run([2, 6] * cycles))
+    # Each stage has come to run just its clients.
+    assert stages == [(2, 2), (6, 6)] * cycles
+    assert max(engine.seen) == 6
+    assert load.found()["errors"] == 0
+    assert load.sent == len(engine.seen) == sum(sum(a.values()) for a in load.answers.values())
+    assert load.verifications == 2 * load.sent
+    requests = Requests(job, 512)
+    assert load.tokens == sum(requests.tokens(n % 5) for n in range(load.sent))
+
+
+def test_the_accept_length_is_of_speculative_steps() -> None:
+    counts = {"tokens": {"0": 50, "1": 3, "3": 12}, "requests": {"0": 50, "1": 2, "3": 4}}
+    assert accept_length(counts, 65, 0) == 15 / 6
+    assert accept_length({"tokens": {"0": 5}, "requests": {"0": 5}}, 5, 0) is None
+    assert accept_length(None, 60, 24) == 2.5
+    assert accept_length(None, 60, 0) is None
+
+
+def waved(config: Config, tok_s: float, **changes: Any) -> dict[str, Any]:
+    rest = {"switches": None, "used_kv_tokens": 0, "gpu_used_mib": [1000], "sent": 0}
+    entry = {
+        "config": config.label,
+        "dtype": "float32",
+        "tok_s": tok_s,
+        "accept_length": None,
+        "steps": None,
+        "switches": None,
+        "sent": 3,
+        "errors": 0,
+        "first_errors": [],
+        "before": rest,
+        "settled": rest | {"gpu_used_mib": [2000]},
+        "after": rest | {"gpu_used_mib": [2003]},
+        "growth_mib": 3,
+        "captures": [],
+        "answers": {"0": {"a": 2}, "1": {"b": 1}},
+        "passes": [],
+    }
+    return entry | changes
+
+
+def wave_of(*entries: dict[str, Any], plan: Plan = PLAN) -> dict[str, Any]:
+    data = begin_wave(Wave(1, 4, 20), about(plan, **circumstances()), {"adaptive": "it has none"})
+    data["measurements"] = list(entries)
+    summarise_wave(data)
+    return data
+
+
+def waves(plan: Plan = PLAN, **changes: Any) -> dict[str, Any]:
+    """A dynspec server, and then the one without speculation, which varies at prompt 2."""
+    plain = waved(NO_SPEC, 100, passes=[["a", "b", "c"], ["a", "b", "d"]])
+    dynamic = {"steps": SPECULATIVE, "switches": 39, "accept_length": 2.345}
+    return wave_of(waved(NEVER, 125, **dynamic | changes), plain, plan=plan)
+
+
+def test_a_wave_is_told() -> None:
+    data = waves()
+    assert data["problems"] == []
+    lines = wave_report.markdown(data).splitlines()
+    assert lines[2:6] == [
+        "| configuration | tok/s | to `no_spec` | to the fastest | accept length | "
+        "steps by draft steps | switches | device memory [MiB] | KV tokens | requests | errors | "
+        "outputs as `no_spec` |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| `dynspec:never@skip` | 125 | 1.250 | 1.000 | 2.35 | 0: 1, 3: 3 | 39 | 2000 (+3) | 0 | "
+        "3 | 0 | 3 of 3 |",
+        "| `no_spec` | 100 | 1.000 | 0.800 | - | - | - | 2000 (+3) | 0 | 3 | 0 | 3 of 3 |",
+    ]
+    assert "20 cycles of 1 and then 4 clients" in lines[7]
+    assert "`no_spec` itself answers 1 prompts differently" in lines[8]
+    assert lines[-1] == "- `adaptive` was skipped: it has none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"errors": 1, "first_errors": ["OSError: a"]}, "1 of 3 requests failed: OSError: a"),
+        ({"answers": {"0": {"x": 1}}}, "1 of 1 outputs are not those without speculation"),
+        ({"captures": ["Capture it"]}, "graphs captured while serving, the first: Capture it"),
+        (
+            {"after": {"used_kv_tokens": 12, "gpu_used_mib": [2000]}},
+            "12 KV slots are in use at rest, 0 were before",
+        ),
+        (
+            {"after": {"used_kv_tokens": 0, "gpu_used_mib": [2513]}},
+            "device memory grew by 513 MiB after the warm-up",
+        ),
+    ],
+)
+def test_whatever_is_wrong_in_a_wave_is_found(changes: dict[str, Any], problem: str) -> None:
+    data = waves(**changes)
+    [found] = data["problems"]
+    assert found.startswith("dynspec:never@skip: ")
+    assert problem in found
+    assert f"- FAILED: {found}" in wave_report.markdown(data).splitlines()
+
+
+def test_what_is_no_problem_of_a_wave() -> None:
+    # An answer where the server without speculation varies, or to anything in less than float32.
+    assert waves(answers={"2": {"x": 1}})["problems"] == []
+    assert waves(answers={"0": {"x": 1}}, dtype="bfloat16")["problems"] == []
+    # An answer that it has given in the wave only.
+    other = waved(NO_SPEC, 100, answers={"0": {"x": 1}}, passes=[["a"], ["a"]])
+    data = wave_of(other, waved(STATIC, 100, answers={"0": {"x": 1, "a": 1}}))
+    assert data["measurements"][1]["outputs"]["equal"] == 2
+
+
+def test_a_wave_without_comparable_outputs() -> None:
+    different = {"answers": {"0": {"x": 1}}}
+    simulated = waves(replace(PLAN, simulate_accept_length=2.2), **different)
+    alone = wave_of(waved(STATIC, 100, **different))
+    for data, words in (
+        (simulated, "Outputs are not comparable: acceptance is simulated."),
+        (alone, "Outputs are not compared: there are none of `no_spec`."),
+    ):
+        assert data["problems"] == []
+        assert data["measurements"][0]["outputs"] is None
+        assert words in wave_report.markdown(data)
+    [entry] = alone["measurements"]
+    assert (entry["ratio"], entry["ratio_to_fastest"]) == (None, 1.0)
+
+
+def test_a_wave_of_which_every_request_failed() -> None:
+    failed = {"errors": 3, "first_errors": ["OSError: a"], "answers": {}}
+    data = wave_of(waved(NO_SPEC, 0.0, passes=[["a"], ["a"]], **failed))
+    assert data["problems"] == ["no_spec: 3 of 3 requests failed: OSError: a"]
+    assert data["measurements"][0]["ratio"] is None
+
+
 # --- the command ---------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "error"),
@@ -674,6 +851,19 @@ def test_the_random_policy_toggles_and_repeats_itself() -> None:
         ),
         (["--model-path", "x", "--ramp", "static"], "--ramp static is no dynspec server"),
         (["--report", "missing.json"], "cannot read missing.json"),
+        (["--wave", "8,128", "--ramp"], "--wave 8,128 and --ramp do not go together"),
+        (["--wave", "8,128", "--resume", "x.json"], "--wave 8,128 and --resume do not go together"),
+        (["--wave", "8,128", "--report", "x.json"], "--wave 8,128 and --report do not go together"),
+        (["--wave", "8,128", "--stop-after", "9"], "--wave 8,128 and --stop-after do not go"),
+        (
+            ["--wave", "8,128", "--concurrency", "8"],
+            "--wave 8,128 and --concurrency do not go together: LOW and HIGH are the requests at "
+            "once; leave one out",
+        ),
+        (
+            ["--model-path", "x", "--wave", "8,128", "--max-running-requests", "64"],
+            "--max-running-requests 64 is below HIGH of --wave, 128",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_used(
@@ -696,6 +886,13 @@ def test_arguments_that_cannot_be_used(
         (["--server-args", "page_size=1"], "'page_size=1' is no JSON"),
         (["--server-args", "[1]"], "'[1]' is no JSON object"),
         (["--adaptive-cut", "1"], "'1' is no whole number >= 2"),
+        (["--wave", "8"], "'8' is no LOW,HIGH; give two numbers of clients"),
+        (["--wave", "1,8,128"], "'1,8,128' is no LOW,HIGH"),
+        (["--wave", "128,8"], "'128,8' is no LOW,HIGH; give two numbers of clients, the lower "),
+        (["--wave", "8,8"], "'8,8' is no LOW,HIGH"),
+        (["--wave", "0,8"], "'0' is no whole number >= 1"),
+        (["--wave", "8,many"], "'many' is no whole number >= 1"),
+        (["--wave", "8,128", "--cycles", "0"], "'0' is no whole number >= 1"),
     ],
 )
 def test_arguments_that_cannot_be_read(
@@ -758,6 +955,21 @@ if job["job"] == "ramp":
         settled=rest, after=rest, steps={"by_num_steps": {"0": 5, "3": 6}, "passthrough": {}},
         answers={str(n): {"a": 1} for n in range(9)},
     )
+if job["job"] == "wave":
+    send("ready", **ready)
+    if dynspec and os.path.exists(os.environ["BROKEN"]):
+        os.abort()
+    for clients in job["cycle"] * (1 + job["cycles"]):
+        send("stage", clients=clients)
+    rest = {"switches": 7 if dynspec else None, "used_kv_tokens": 0, "gpu_used_mib": None}
+    steps = {"by_num_steps": {"0": 5, "3": 6}, "passthrough": {}}
+    send(
+        "waved", tokens=100, seconds=1.0, accept_length=2.0, steps=steps if dynspec else None,
+        before=rest, settled=rest, after=rest, sent=9, errors=0, first_errors=[],
+        answers={str(n): {"a": 1} for n in range(9)},
+    )
+    for _ in job["at_once"]:
+        send("answers", digests=["a"] * 64)
 if job["job"] == "answer":
     send("ready", **ready)
     for _ in job["at_once"]:
@@ -854,22 +1066,58 @@ def test_a_ramp_is_judged(broken: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "FAILED: 1 lines of the log tell of graphs captured while serving" in said
 
 
+def wave_command(tmp_path: Path, *words: str) -> list[str]:
+    return [
+        *("--model-path", "x", "--configs", "no_spec", "adaptive", "dynspec:never", "static"),
+        *("--wave", "1,20", "--cycles", "2", "--output", str(tmp_path / "out"), *words),
+    ]
+
+
+def test_a_wave_is_judged(broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out" / "wave.json"
+    assert main(wave_command(tmp_path)) == OK
+    said = capsys.readouterr().out
+    assert "SKIPPED: adaptive: SGLang 0.5.9 cannot be measured so: it has none" in said
+    assert "NOTE: static runs at most 8 requests at once, so others of 20 wait" in said
+    assert (tmp_path / "out" / "wave.md").read_text() in said
+    data = json.loads(path.read_text())
+    labels = ["no_spec", "dynspec:never@warm", "static"]
+    assert [entry["config"] for entry in data["measurements"]] == labels
+    assert data["wave"] == {"low": 1, "high": 20, "cycles": 2}
+    assert [entry["switches"] for entry in data["measurements"]] == [None, 0, None]
+    assert [entry["outputs"]["equal"] for entry in data["measurements"]] == [9, 9, 9]
+    assert (data["failures"], data["problems"]) == ([], [])
+    assert {(tmp_path / "out" / entry["log"]).is_file() for entry in data["measurements"]} == {True}
+
+    # The others go on where one fails.
+    broken.touch()
+    assert main(wave_command(tmp_path, "--simulate-accept-length", "2.2")) == WRONG
+    assert "FAILED: dynspec:never@warm has ended while running the wave" in capsys.readouterr().out
+    data = json.loads(path.read_text())
+    assert [entry["config"] for entry in data["measurements"]] == ["no_spec", "static"]
+    assert [entry["outputs"] for entry in data["measurements"]] == [None, None]
+    assert [failure["config"] for failure in data["failures"]] == ["dynspec:never@warm"]
+
+
 # --- all of it -----------------------------------------------------------------------------------
 POLICY = "batch_size(off_at=2)"
 DYNSPEC = f"dynspec:{POLICY}@warm"
 
 
-def run_on_cpu_engine(output: Path) -> subprocess.CompletedProcess[str]:
-    """Run the benchmark with the tiny models."""
+def run_on_cpu_engine(output: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run the benchmark with the tiny models.
+
+    Args:
+        output: the folder.
+        more: arguments: which servers get which load.
+    """
     served = models.make_models()
     own = ("model_path", "max_running_requests", "random_seed", "log_level")
     server = {n: v for n, v in cpu_engine.server_args().items() if n not in own}
     words = [
         *("--model-path", str(served.target), "--draft-model-path", str(served.eagle3)),
         *("--server-args", json.dumps(server)),
-        *("--configs", "no_spec", "static", DYNSPEC),
-        *("--prompt-lens", "12", "--output-len", "20", "--concurrency", "1,4"),
-        *("--repeats", "3", "--rounds", "1", "--output", str(output)),
+        *("--prompt-lens", "12", "--output-len", "20", "--output", str(output), *more),
     ]
     return subprocess.run(
         [sys.executable, str(BENCHMARK / "run.py"), *words],
@@ -884,7 +1132,8 @@ def run_on_cpu_engine(output: Path) -> subprocess.CompletedProcess[str]:
 )
 def test_benchmark(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the demo extra is not installed")
-    result = run_on_cpu_engine(tmp_path)
+    words = ("--concurrency", "1,4", "--repeats", "3", "--rounds", "1")
+    result = run_on_cpu_engine(tmp_path, "--configs", "no_spec", "static", DYNSPEC, *words)
     assert result.returncode == OK, result.stdout + result.stderr
     data = load(tmp_path / "results.json")
     found = {(entry["config"], entry["c"]): entry for entry in data["measurements"]}
@@ -916,3 +1165,36 @@ def test_benchmark(tmp_path: Path) -> None:
         assert (tmp_path / server["log"]).is_file()
     # A policy of the environment has reached no server.
     assert "in force" not in (tmp_path / data["servers"][1]["log"]).read_text()
+
+
+@pytest.mark.skipif(
+    installed_release() == "0.5.9", reason="two server starts; the newest release has them"
+)
+def test_wave(tmp_path: Path) -> None:
+    dynamic = "dynspec:batch_size(off_at=3)@catch_up"
+    words = ("--wave", "1,4", "--cycles", "2", "--configs", "no_spec", dynamic)
+    result = run_on_cpu_engine(tmp_path, *words)
+    assert result.returncode == OK, result.stdout + result.stderr
+    data = json.loads((tmp_path / "wave.json").read_text())
+    assert (tmp_path / "wave.md").read_text() in result.stdout
+    assert (data["failures"], data["problems"]) == ([], [])
+    found = {entry["config"]: entry for entry in data["measurements"]}
+    assert set(found) == {"no_spec", dynamic}
+    for entry in found.values():
+        assert entry["dtype"] == "float32"
+        assert entry["sent"] >= 2 * (1 + 4)
+        assert entry["outputs"] == {
+            "compared": entry["sent"],
+            "equal": entry["sent"],
+            "different": 0,
+            "varying": 0,
+        }
+        assert entry["after"]["used_kv_tokens"] == 0
+        assert entry["tok_s"] > 0
+    plain, dynspec = found["no_spec"], found[dynamic]
+    assert (plain["ratio"], plain["steps"], plain["switches"]) == (1.0, None, None)
+    assert plain["accept_length"] is None
+    # Both modes in each cycle, so at least from the first low to the second high.
+    assert set(dynspec["steps"]["by_num_steps"]) == {"0", "3"}
+    assert dynspec["switches"] >= 3
+    assert dynspec["accept_length"] > 1

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from dynspec_benchmark import machine
+from dynspec_benchmark import machine, wave, wave_report
 from dynspec_benchmark.errors import BenchmarkError, UsageError
 from dynspec_benchmark.measure import Benchmark, Lab, Limits, check_jobs, probe, skipped
 from dynspec_benchmark.models import SHAPES, Model, checkpoint, random_weights
@@ -29,13 +29,16 @@ from dynspec_benchmark.plan import (
     parse_configs,
 )
 from dynspec_benchmark.ramp import Goal, ramp
-from dynspec_benchmark.results import Results, begin, load, merge, resume, write_json, wrong
+from dynspec_benchmark.results import Results, about, begin, load, merge, resume, write_json, wrong
+from dynspec_benchmark.wave import Wave
 
 _N = TypeVar("_N", int, float)
 
 RESULTS_FILE = "results.json"
 RAMP_FILE = "ramp.json"
+WAVE_FILE, WAVE_TABLE_FILE = "wave.json", "wave.md"
 _DEFAULT_CONFIGS = ("no_spec", "static", "adaptive", "dynspec:batch_size(off_at=32, on_at=24)")
+_DEFAULT_CONCURRENCY = (1, 8, 32, 128, 256)
 _RAMP_CONFIG = "dynspec:dynspec_benchmark.policies:RandomToggle(seed=0, mean_steps=8)"
 _PROBE_TIMEOUT = 300.0  # s; an import of torch and SGLang, on a slow disk
 
@@ -54,18 +57,19 @@ configurations:
   adaptive            SGLang's --speculative-adaptive: --num-steps below --adaptive-cut requests,
                       0 from there; skipped on releases that cannot do that
   dynspec:POLICY      dynspec with a policy, for example dynspec:never or
-                      "dynspec:batch_size(off_at=64)@skip"; the draft state comes after @, and is
-                      warm by default
+                      "dynspec:batch_size(off_at=64)@skip"; the draft state comes after @:
+                      catch_up, warm (the default) or skip
 
 written to --output:
   results.json        everything, after every point; --resume goes on from it
   table.md  chart.png
   ramp.json           what --ramp has found
+  wave.json  wave.md  what --wave has found, and its table
   logs/               what the servers said
 
 exit code: 0 if all went well; 1 if a server failed, or plain decode of dynspec gave other outputs
-than the server without speculation, or --ramp found anything wrong; 2 if the arguments cannot be
-used; 3 if --stop-after came first.
+than the server without speculation, or --ramp or --wave found anything wrong; 2 if the arguments
+cannot be used; 3 if --stop-after came first.
 """
 
 
@@ -74,6 +78,8 @@ def main(words: Sequence[str]) -> int:
     arguments = _parser().parse_args(words)
     try:
         with _terminated_as_interrupted():
+            if arguments.wave:
+                return _wave(arguments, words)
             if arguments.report:
                 return _report(arguments)
             if arguments.ramp:
@@ -140,14 +146,17 @@ def _say(line: str) -> None:
 
 
 def _begun(arguments: argparse.Namespace, lab: Lab, words: Sequence[str]) -> dict[str, Any]:
-    fresh = begin(
-        lab.plan,
-        hardware=machine.hardware(lab.installed["gpu"]),
-        software=lab.installed["software"],
-        command=shlex.join(["python", "examples/benchmark/run.py", *words]),
-    )
+    fresh = begin(lab.plan, **_circumstances(lab, words))
     fresh["skipped"] = skipped(lab.plan, lab.installed)
     return resume(arguments.resume, fresh) if arguments.resume else fresh
+
+
+def _circumstances(lab: Lab, words: Sequence[str]) -> dict[str, Any]:
+    return {
+        "hardware": machine.hardware(lab.installed["gpu"]),
+        "software": lab.installed["software"],
+        "command": shlex.join(["python", "examples/benchmark/run.py", *words]),
+    }
 
 
 def _lab(arguments: argparse.Namespace, configs: Sequence[str]) -> Lab:
@@ -162,13 +171,12 @@ def _plan(
     arguments: argparse.Namespace, configs: Sequence[str], output: Path
 ) -> tuple[Plan, Model]:
     check_method(arguments.repeats, arguments.rounds)
+    levels = arguments.wave or arguments.concurrency or _DEFAULT_CONCURRENCY
     points = tuple(
-        Point(prompt, arguments.output_len, c)
-        for prompt in arguments.prompt_lens
-        for c in arguments.concurrency
+        Point(prompt, arguments.output_len, c) for prompt in arguments.prompt_lens for c in levels
     )
     model = _model(arguments, output)
-    server_arguments = _server_arguments(arguments, max(arguments.concurrency))
+    server_arguments = _server_arguments(arguments, max(levels))
     context_length = server_arguments.get("context_length") or model.max_positions
     check_points(points, arguments.num_steps, context_length)
     plan = Plan(
@@ -219,9 +227,10 @@ def _server_arguments(arguments: argparse.Namespace, peak: int) -> dict[str, Any
     merged: dict[str, Any] = {**arguments.server_args, **given}
     allowed = merged.get("max_running_requests")
     if allowed is not None and allowed < peak:
+        option = "HIGH of --wave," if arguments.wave else "--concurrency"
         raise UsageError(
-            f"--max-running-requests {allowed} is below --concurrency {peak}, so requests would "
-            "wait for each other; raise it, or leave it out"
+            f"--max-running-requests {allowed} is below {option} {peak}, so requests would wait "
+            "for each other; raise it, or leave it out"
         )
     return merged
 
@@ -251,6 +260,48 @@ def _ramp(arguments: argparse.Namespace) -> int:
         print(f"FAILED: {problem}")
     print(f"{'FAILED' if found['problems'] else 'OK'}: {lab.output / RAMP_FILE}")
     return WRONG if found["problems"] else OK
+
+
+# --- wave ----------------------------------------------------------------------------------------
+
+_NOT_WITH_WAVE = {
+    "ramp": "each is a load of its own",
+    "report": "it measures nothing",
+    "resume": "a wave is run in one go",
+    "stop_after": "a wave is run in one go",
+    "concurrency": "LOW and HIGH are the requests at once",
+}
+
+
+def _wave(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    _check_wave(arguments)
+    lab = _lab(arguments, arguments.configs)
+    low, high = arguments.wave
+    load = Wave(low, high, arguments.cycles)
+    data = wave.begin(
+        load, about(lab.plan, **_circumstances(lab, words)), skipped(lab.plan, lab.installed)
+    )
+    for label, reason in data["skipped"].items():
+        print(f"SKIPPED: {label}: {reason}")
+    path, table = lab.output / WAVE_FILE, lab.output / WAVE_TABLE_FILE
+    write_json(path, data)
+    wave.run(lab, load, data, say=_say, save=lambda: write_json(path, data))
+    text = wave_report.markdown(data)
+    table.write_text(text, encoding="utf-8")
+    print(f"\n{text}")
+    failed = data["failures"] or data["problems"]
+    print(f"{'FAILED' if failed else 'OK'}: {path}; table: {table}")
+    return WRONG if failed else OK
+
+
+def _check_wave(arguments: argparse.Namespace) -> None:
+    for name, reason in _NOT_WITH_WAVE.items():
+        if getattr(arguments, name) is not None:
+            low, high = arguments.wave
+            raise UsageError(
+                f"--wave {low},{high} and --{name.replace('_', '-')} do not go together: {reason}; "
+                "leave one out"
+            )
 
 
 # --- report --------------------------------------------------------------------------------------
@@ -308,6 +359,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measure nothing: draw table and chart of results.json files, merged into one",
     )
     _add_ramp(parser.add_argument_group("ramp"))
+    _add_wave(parser.add_argument_group("wave"))
     _add_load(parser.add_argument_group("load"))
     _add_method(parser.add_argument_group("method"))
     _add_model(parser.add_argument_group("model"))
@@ -340,6 +392,23 @@ def _add_ramp(stress: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_wave(square: argparse._ArgumentGroup) -> None:
+    square.add_argument(
+        "--wave",
+        type=_low_high,
+        metavar="LOW,HIGH",
+        help="instead of --concurrency: let LOW clients send one request after the other until "
+        "each has had an answer, then HIGH clients, over and over, the same for each of --configs",
+    )
+    square.add_argument(
+        "--cycles",
+        type=_number(int, 1),
+        default=20,
+        metavar="N",
+        help="of LOW and then HIGH, after one to warm up (default: %(default)s)",
+    )
+
+
 def _add_load(load: argparse._ArgumentGroup) -> None:
     load.add_argument(
         "--prompt-lens",
@@ -358,9 +427,8 @@ def _add_load(load: argparse._ArgumentGroup) -> None:
     load.add_argument(
         "--concurrency",
         type=_numbers,
-        default=(1, 8, 32, 128, 256),
         metavar="N,N,...",
-        help="requests at once (default: 1,8,32,128,256)",
+        help=f"requests at once (default: {','.join(map(str, _DEFAULT_CONCURRENCY))})",
     )
 
 
@@ -448,7 +516,7 @@ def _add_server(server: argparse._ArgumentGroup) -> None:
         "--max-running-requests",
         type=_number(int, 1),
         metavar="N",
-        help="(default: the most of --concurrency)",
+        help="(default: the most of --concurrency, or HIGH of --wave)",
     )
     server.add_argument("--context-length", type=_number(int, 1), metavar="N")
     server.add_argument(
@@ -467,6 +535,18 @@ def _numbers(text: str) -> tuple[int, ...]:
     if len(set(numbers)) < len(numbers):
         raise argparse.ArgumentTypeError(f"{text!r} names a number twice; leave one out")
     return numbers
+
+
+def _low_high(text: str) -> tuple[int, int]:
+    """Read the clients of a wave."""
+    at_least_one = _number(int, 1)
+    numbers = [at_least_one(word) for word in text.split(",")]
+    if len(numbers) != 2 or numbers[0] >= numbers[1]:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no LOW,HIGH; give two numbers of clients, the lower first, as in 8,128"
+        )
+    low, high = numbers
+    return low, high
 
 
 def _number(kind: type[_N], least: _N) -> Callable[[str], _N]:

@@ -116,6 +116,23 @@ def check_jobs(lab: Lab) -> None:
             raise UsageError(f"{config.label} needs sglang_dynspec; pip install sglang-dynspec")
 
 
+def crowded(name: str, ready: dict[str, Any], peak: int) -> str | None:
+    """Return a note if a server runs fewer requests at once than it gets, or None.
+
+    Args:
+        name: of the server.
+        ready: what it has told of itself.
+        peak: the most requests at once.
+    """
+    allowed = ready["max_running_requests"]
+    if allowed is None or allowed >= peak:
+        return None
+    return (
+        f"NOTE: {name} runs at most {allowed} requests at once, so others of {peak} wait; lower "
+        "--mem-fraction-static or the load"
+    )
+
+
 class Benchmark:
     """All servers of a plan.
 
@@ -201,12 +218,8 @@ class Benchmark:
                 "log": str(worker.log.relative_to(self._lab.output)),
             }
         )
-        allowed = ready["max_running_requests"]
-        if allowed is not None and allowed < self._lab.plan.peak:
-            self._say(
-                f"NOTE: {worker.name} runs at most {allowed} requests at once, so others of "
-                f"{self._lab.plan.peak} wait; lower --mem-fraction-static or the load"
-            )
+        if note := crowded(worker.name, ready, self._lab.plan.peak):
+            self._say(note)
 
     def _measure(
         self,

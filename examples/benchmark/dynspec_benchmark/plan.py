@@ -18,6 +18,7 @@ KINDS = (NO_SPEC, STATIC, ADAPTIVE, DYNSPEC)
 DRAFT_STATES = ("catch_up", "warm", "skip")
 
 LEAST_RUNS = 3  # a median of fewer is no median
+CLOSED_LOOP_PROMPTS = 64  # different ones, of --ramp and --wave
 
 _CONFIGURATIONS = (
     "no_spec, static, adaptive, dynspec:POLICY and dynspec:POLICY@STATE (catch_up, warm, skip)"
@@ -93,6 +94,14 @@ class Plan:
     def peak(self) -> int:
         """The most requests at once."""
         return max(point.c for point in self.points)
+
+    def closed_loop(self) -> dict[str, Any]:
+        """What clients send that each send one request after the other: part of a job."""
+        return {
+            "prompts": CLOSED_LOOP_PROMPTS,
+            "prompt_lens": sorted({point.prompt_tokens for point in self.points}),
+            "output_len": self.points[0].output_tokens,
+        }
 
     def schedule(self) -> Iterator[tuple[int, Config]]:
         """Yield (round, configuration): A B C, C B A, ..., so that a drift of the machine's speed

@@ -116,6 +116,30 @@ def begin(
     """Return results without a measurement."""
     return {
         "what": WHAT,
+        **about(plan, hardware=hardware, software=software, command=command),
+        "method": {
+            "rounds": plan.rounds,
+            "repeats": plan.repeats,
+            "value": "median of all runs of a point; every round starts every server anew, in "
+            "alternating order; a short warm-up comes before each point",
+            "adaptive": f"SGLang's --speculative-adaptive with {plan.num_steps} draft steps below "
+            f"{plan.adaptive_cut} requests and 0 from there",
+        },
+        "unit": UNIT,
+        "rows": [],
+        "measurements": [],
+        "startup_s": {},
+        "servers": [],
+        "skipped": {},
+        "failures": [],
+    }
+
+
+def about(
+    plan: Plan, *, hardware: dict[str, Any], software: dict[str, Any], command: str
+) -> dict[str, Any]:
+    """Return what figures are of."""
+    return {
         "hardware": hardware,
         "software": software,
         "model": plan.model["name"],
@@ -132,22 +156,7 @@ def begin(
             "radix_cache": not plan.server_arguments.get("disable_radix_cache", True),
             "max_running_requests": plan.server_arguments.get("max_running_requests", plan.peak),
         },
-        "method": {
-            "rounds": plan.rounds,
-            "repeats": plan.repeats,
-            "value": "median of all runs of a point; every round starts every server anew, in "
-            "alternating order; a short warm-up comes before each point",
-            "adaptive": f"SGLang's --speculative-adaptive with {plan.num_steps} draft steps below "
-            f"{plan.adaptive_cut} requests and 0 from there",
-        },
-        "unit": UNIT,
         "command": command,
-        "rows": [],
-        "measurements": [],
-        "startup_s": {},
-        "servers": [],
-        "skipped": {},
-        "failures": [],
         "plan": plan.as_dict(),
     }
 

@@ -264,6 +264,11 @@ class Server:
         status = self.state().get("dynspec")
         return None if status is None else steps_of(status)
 
+    def switches(self) -> int | None:
+        """Changes of the mode since the start; None without dynspec."""
+        status = self.state().get("dynspec")
+        return None if status is None else int(status["switches"])
+
     def used_kv_tokens(self) -> int | None:
         """Wait until no request is left, and return the KV slots in use then, or None if that
         cannot be told."""
@@ -331,11 +336,12 @@ def steps_of(status: dict[str, Any]) -> dict[str, dict[str, int]]:
 
 
 def _jobs() -> dict[str, Callable[[dict[str, Any], Send], None]]:
-    from dynspec_benchmark import ramp_worker
+    from dynspec_benchmark import ramp_worker, wave_worker
 
     return {
         "probe": probe,
         "measure": measure,
         "ramp": ramp_worker.ramp,
         "answer": ramp_worker.answer,
+        "wave": wave_worker.wave,
     }
