@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.in_force import (
     SERVERS,
     InForce,
@@ -21,7 +23,7 @@ from support.policies import PlainFirst, Recorder, Toggle
 
 from sglang_dynspec import BatchView, Never
 from sglang_dynspec.engine import catch_up, install
-from sglang_dynspec.engine.catch_up import CatchUp
+from sglang_dynspec.engine.catch_up import CatchUp, share
 from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.errors import UnsupportedError
 from sglang_dynspec.testing.scheduler import Output, Request
@@ -208,3 +210,14 @@ def test_a_draft_that_cannot_catch_up_is_no_outage(server, expected, monkeypatch
         assert server.controller.failure == "the draft model could not catch up: RuntimeError: boom"
     assert ids(outputs) == expected["even"]
     assert server.steps(0) == 40
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=300), st.integers(2, 4096))
+def test_a_share_fits_and_gains_on_what_plain_steps_add(behind, least):
+    limit = max(least, 2 * len(behind))
+    counts = share(behind, limit)
+    assert all(0 <= count <= n for count, n in zip(counts, behind, strict=True))
+    # SGLang's buffers hold so many tokens, with one of each request that is not behind.
+    assert sum(max(count, 1) for count in counts) <= limit
+    # Or else a plain step adds as many.
+    assert counts == behind or sum(counts) > len(behind)

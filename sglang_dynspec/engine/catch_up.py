@@ -134,15 +134,13 @@ class CatchUp:
             return None
         records = [vars(req).get(_RECORD) for req in reqs]
         behind = [min(self._missing(record), self.tokens) for record in records]
-        total = sum(behind)
-        if not total:
+        if not any(behind):
             self._behind = False
             return None
-        # At least what each plain step adds, and something of the rest.
         limit = max(min(TOKENS_A_STEP, self._most or TOKENS_A_STEP), 2 * len(reqs))
-        if total <= limit:
+        counts = share(behind, limit)
+        if counts == behind:
             return Plan(records, behind, behind, complete=True)
-        counts = [max(n * limit // total, 1) if n else 0 for n in behind]
         # Where it cannot be spread, the newest will have to do.
         return Plan(records, counts, behind if may_wait else counts, complete=not may_wait)
 
@@ -303,6 +301,23 @@ class CatchUp:
             "taken_in": self.totals.tokens,
             "lost": self.totals.lost,
         }
+
+
+def share(behind: Sequence[int], limit: int) -> list[int]:
+    """How many tokens each request may take in at once, so that ``limit`` is not exceeded.
+
+    A request that is not behind takes part with a token all the same. As a plain step adds one to
+    each, more than that is taken in if there is more.
+
+    Args:
+        behind: tokens for each request.
+        limit: tokens in all; twice as many as requests at least.
+    """
+    total, idle = sum(behind), behind.count(0)
+    if total + idle <= limit:
+        return list(behind)
+    room = limit - len(behind)
+    return [min(n * room // total + 1, n) for n in behind]
 
 
 def _ragged(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:

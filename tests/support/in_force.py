@@ -63,8 +63,13 @@ def ring() -> CatchUp:
 def ring_of(tokens: int) -> Any:
     """Let it keep so many tokens of each request."""
     current, whole = install.runtime(), ring()
-    budget = whole.bytes // whole.tokens * tokens
-    return temporarily(current, catch_up=CatchUp(current.dialect, current.worker, budget))
+    return temporarily(current, catch_up=_catch_up(whole.bytes // whole.tokens * tokens))
+
+
+def _catch_up(budget: int) -> CatchUp:
+    current = install.runtime()
+    most = current.scheduler.chunked_prefill_size
+    return CatchUp(current.dialect, current.worker, budget, most)
 
 
 class InForce:
@@ -75,7 +80,7 @@ class InForce:
         self._start = self.slots()
         current = install.runtime()
         if current.catch_up is None:  # so that a test can change the draft state of a server
-            current.catch_up = CatchUp(current.dialect, current.worker, CATCH_UP_BYTES)
+            current.catch_up = _catch_up(CATCH_UP_BYTES)
 
     @property
     def controller(self) -> Controller:
