@@ -154,7 +154,7 @@ def main() -> int:
         while time.monotonic() < end or not rounds:
             wrong = round_of(server, known, expected, options.seed + rounds)
             counts = server.controller.counts
-            switches += counts.switches
+            switches += counts.switches.total()
             for n, count in counts.by_num_steps.items():
                 steps[n] += count.steps
                 requests += count.requests

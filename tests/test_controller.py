@@ -80,7 +80,7 @@ def test_decisions_are_numbered_and_switches_counted(make):
     controller = make(Scripted(3, 3, 0, 0, 3))
     decisions = [step(controller) for _ in range(5)]
     assert [d.step for d in decisions] == [0, 1, 2, 3, 4]
-    assert controller.counts.switches == 2
+    assert controller.counts.switches.total() == 2
     assert controller.as_dict()["num_steps"] == 3
 
 
@@ -142,8 +142,8 @@ def test_outcomes_carry_what_was_run(make):
         (1, 0, 2, (1, 1)),
     ]
     assert controller.as_dict()["by_num_steps"] == {
-        "0": {"steps": 1, "requests": 2, "tokens": 2},
-        "3": {"steps": 1, "requests": 2, "tokens": 5},
+        "0": {"steps": 1, "requests": 2, "tokens": 2, "seconds": 0.0},
+        "3": {"steps": 1, "requests": 2, "tokens": 5, "seconds": 0.0},
     }
 
 
@@ -214,7 +214,7 @@ def test_a_step_that_is_decided_and_not_taken_never_was(make):
     controller = make(Scripted(0, 0, 3))
     controller.decide(view(controller))  # its batch was mixed into a prefill
     assert controller.next_step == 0
-    assert controller.counts.switches == 0
+    assert controller.counts.switches.total() == 0
     first = step(controller)
     assert (first.step, first.num_steps) == (0, 0)
     assert step(controller).step == 1
@@ -226,7 +226,9 @@ def test_a_plain_step_that_fails_counts_as_what_was_run_instead(make):
     controller.instead(decision)
     controller.finished(decision, [3])
     assert controller.as_dict()["num_steps"] == 3
-    assert controller.as_dict()["by_num_steps"] == {"3": {"steps": 1, "requests": 1, "tokens": 3}}
+    assert controller.as_dict()["by_num_steps"] == {
+        "3": {"steps": 1, "requests": 1, "tokens": 3, "seconds": 0.0}
+    }
 
 
 def test_an_answer_below_the_ladder_is_said_once(caplog):
@@ -284,3 +286,37 @@ def test_the_draft_prefills_where_sglang_decides(clock):
     assert "wants_draft_prefill(): RuntimeError: no idea" in controller.failure
     policy.draft_prefill = False
     assert controller.wants_draft_prefill(view(controller)) is True
+
+
+# --- an operator ---------------------------------------------------------------------------------
+
+
+def test_an_operator_forces_a_number_of_steps_for_a_while():
+    now = [0.0]
+    controller = Controller(Never(), LADDER, clock=lambda: now[0])
+    controller.force(3, seconds=60)
+    decision = controller.decide(view(controller))
+    assert (decision.num_steps, decision.reason) == (3, "forced")
+    assert controller.wants_draft_prefill(view(controller))
+    assert controller.as_dict()["forced"] == {"num_steps": 3, "seconds_left": 60}
+    now[0] = 60.0
+    decision = controller.decide(view(controller))
+    assert (decision.num_steps, decision.reason) == (0, "policy")
+    assert controller.as_dict()["forced"] is None
+    with pytest.raises(ValueError, match="2 draft steps"):
+        controller.force(2)
+
+
+def test_an_operator_leaves_the_server_to_sglang_and_takes_it_back():
+    controller = Controller(Never(), LADDER)
+    controller.take(controller.decide(view(controller)))
+    controller.pause()
+    decision = controller.decide(view(controller))
+    assert (decision.num_steps, decision.passthrough) == (3, "paused")
+    controller.take(decision)
+    assert controller.static
+    assert controller.failure is None
+    controller.resume()
+    controller.take(controller.decide(view(controller)))
+    assert controller.last_num_steps == 0
+    assert controller.as_dict()["switches_by_reason"] == {"policy": 2, "paused": 1}

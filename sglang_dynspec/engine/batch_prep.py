@@ -22,6 +22,7 @@ def decide(runtime: Runtime, batch: Any) -> None:
             decision.num_steps, decision.postponed = 0, True
     decision.as_verified = decision.num_steps == 0 and runtime.dialect.as_verified(batch)
     setattr(batch.spec_info, DECISION, decision)
+    runtime.controller.decided(decision)
 
 
 def view(runtime: Runtime, batch: Any, *, cold: int = 0) -> BatchView:

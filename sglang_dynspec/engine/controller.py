@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sglang_dynspec.errors import PolicyError
@@ -25,6 +25,12 @@ logger = logging.getLogger("sglang_dynspec")
 
 STATIC = "static"
 """Pass-through reason of every step after the fail-safe, or after `Controller.release`."""
+
+PAUSED = "paused"
+"""Pass-through reason of every step while an operator has left the server to SGLang."""
+
+POLICY, FORCED, CATCHING_UP, FAILURE = "policy", "forced", "catch_up", "failure"
+"""What a change of the mode can come from, beside the pass-through reasons."""
 
 RELEASED = "released"
 """What rank 0 tells the others when they are to leave every step to SGLang."""
@@ -45,6 +51,8 @@ class Decision:
     """Requests in the batch."""
     started: float
     """When the step was prepared, in seconds of the controller's clock."""
+    reason: str = POLICY
+    """What the number of draft steps comes from."""
     as_verified: bool = False
     """Whether a plain step is to sample as a verification does."""
     cold: tuple[int, ...] = ()
@@ -62,6 +70,7 @@ class ModeCount:
     steps: int = 0
     requests: int = 0
     tokens: int = 0
+    seconds: float = 0.0
 
 
 @dataclass
@@ -69,11 +78,21 @@ class Counts:
     """What has been run since the server started."""
 
     by_num_steps: dict[int, ModeCount] = field(default_factory=dict)
-    switches: int = 0
+    switches: Counter[str] = field(default_factory=Counter)
+    """By what they came from."""
     passthrough: Counter[str] = field(default_factory=Counter)
     draft_prefills: int = 0
     draft_prefills_skipped: int = 0
     postponed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """A number of draft steps that an operator wants, whatever the policy says."""
+
+    num_steps: int
+    until: float
+    """In seconds of the controller's clock; infinite for good."""
 
 
 class Controller:
@@ -102,8 +121,12 @@ class Controller:
         self.counts = Counts()
         self.last_num_steps = self.ladder[-1]
         self.last_batch_size = 0
+        self.decision_seconds: deque[float] = deque(maxlen=512)
+        """What the latest decisions have taken, until somebody takes them out."""
         self._clock = clock
         self._ranks = ranks
+        self._paused = False
+        self._forced: Forced | None = None
         self._step = 0
         self._released = False
         self._said_rounded = False
@@ -112,8 +135,19 @@ class Controller:
 
     @property
     def static(self) -> bool:
-        """Whether SGLang decides: after a failure, or when released."""
-        return self.failure is not None or self._released
+        """Whether SGLang decides: after a failure, when released, or while paused."""
+        return self.failure is not None or self._released or self._paused
+
+    @property
+    def paused(self) -> bool:
+        """Whether an operator has left the server to SGLang."""
+        return self._paused
+
+    @property
+    def forced(self) -> Forced | None:
+        """What an operator wants instead of the policy's answers, while that holds."""
+        forced = self._forced
+        return forced if forced is not None and self._clock() < forced.until else None
 
     @property
     def next_step(self) -> int:
@@ -123,6 +157,25 @@ class Controller:
     def use(self, policy: Policy) -> None:
         """Put another policy in charge, from the next step on. Does not undo a failure."""
         self.policy = policy
+
+    def pause(self) -> None:
+        """Leave every step to SGLang until :meth:`resume`. On all ranks in the same iteration."""
+        self._paused = True
+
+    def force(self, num_steps: int, seconds: float = math.inf) -> None:
+        """Run so many draft steps for a while, whatever the policy says.
+
+        Args:
+            num_steps: a value of the ladder.
+        """
+        if num_steps not in self.ladder:
+            raise ValueError(f"{num_steps} draft steps cannot be run, only {self.ladder}")
+        self._forced = Forced(num_steps, self._clock() + seconds)
+
+    def resume(self) -> None:
+        """Let the policy decide again, after :meth:`pause` and :meth:`force`. On all ranks in the
+        same iteration."""
+        self._paused, self._forced = False, None
 
     def release(self) -> bool:
         """Leave every later step to SGLang.
@@ -158,7 +211,12 @@ class Controller:
         started = self._clock()
         self._heed()
         num_steps, passthrough = self._ask(view, blocked)
-        return Decision(self._step, num_steps, passthrough, view.batch_size, started)
+        reason = passthrough or (POLICY if self.forced is None else FORCED)
+        return Decision(self._step, num_steps, passthrough, view.batch_size, started, reason)
+
+    def decided(self, decision: Decision) -> None:
+        """Note what a decision has taken, with all that is decided beside the policy."""
+        self.decision_seconds.append(self._clock() - decision.started)
 
     def take(self, decision: Decision) -> None:
         """Note that the step decided on is being run."""
@@ -167,12 +225,12 @@ class Controller:
         if decision.passthrough is not None:
             self.counts.passthrough[decision.passthrough] += 1
         self.counts.postponed += decision.postponed
-        self._ran(decision.num_steps)
+        self._ran(decision.num_steps, CATCHING_UP if decision.postponed else decision.reason)
 
     def instead(self, decision: Decision) -> None:
         """Note that SGLang runs a step of its own for a plain one that failed."""
         decision.num_steps = self.ladder[-1]
-        self._ran(decision.num_steps)
+        self._ran(decision.num_steps, FAILURE)
 
     def wants_draft_prefill(self, view: BatchView) -> bool:
         """Ask the policy whether a prefill needs the draft model's as well; it does where SGLang
@@ -212,6 +270,7 @@ class Controller:
         # step has taken the time since the batch before it ended, whatever that was, or since it
         # was prepared itself where the device had nothing to do.
         begun, self._ended = max(self._ended, decision.started), self._clock()
+        count.seconds += self._ended - begun
         if self._ranks is not None:
             self._ranks.ran(decision.num_steps, len(accept_lens))
         if self.static or not self._asks:
@@ -280,10 +339,12 @@ class Controller:
             "num_steps": self.last_num_steps,
             "batch_size": self.last_batch_size,
             "steps": self._step,
-            "switches": self.counts.switches,
+            "paused": self._paused,
+            "forced": self._forced_as_dict(),
+            "switches": self.counts.switches.total(),
+            "switches_by_reason": dict(self.counts.switches),
             "by_num_steps": {
-                str(n): {"steps": c.steps, "requests": c.requests, "tokens": c.tokens}
-                for n, c in sorted(self.counts.by_num_steps.items())
+                str(n): asdict(c) for n, c in sorted(self.counts.by_num_steps.items())
             },
             "passthrough": dict(self.counts.passthrough),
             "draft_prefills": self.counts.draft_prefills,
@@ -306,15 +367,22 @@ class Controller:
         except PolicyError:  # put here by a test, say, and without a text form
             return type(self.policy).__name__
 
-    def _ran(self, num_steps: int) -> None:
+    def _forced_as_dict(self) -> dict[str, Any] | None:
+        forced = self.forced
+        if forced is None:
+            return None
+        left = forced.until - self._clock()
+        return {"num_steps": forced.num_steps, "seconds_left": left if left < math.inf else None}
+
+    def _ran(self, num_steps: int, reason: str) -> None:
         if num_steps != self.last_num_steps:
-            self.counts.switches += 1
+            self.counts.switches[reason] += 1
             self.last_num_steps = num_steps
 
     def _ask(self, view: BatchView, blocked: str | None) -> tuple[int, str | None]:
         most = self.ladder[-1]
         if self.static:
-            return most, STATIC
+            return most, PAUSED if self._paused else STATIC
         wanted = self._ask_policy(view) if self._asks else None
         if self._ranks is not None:
             if wanted is not None:
@@ -327,7 +395,10 @@ class Controller:
         return most, blocked
 
     def _ask_policy(self, view: BatchView) -> int | None:
-        """The policy's answer, or None if it has failed."""
+        """The policy's answer, or an operator's; None if the policy has failed."""
+        forced = self.forced
+        if forced is not None:
+            return forced.num_steps
         try:
             answer = self.policy.decide(view)
             num_steps = view.on_ladder(answer)
@@ -340,8 +411,11 @@ class Controller:
 
     def _ask_for_draft_prefill(self, view: BatchView) -> bool:
         if self._asks:
+            forced = self.forced
             try:
-                wanted = bool(self.policy.wants_draft_prefill(view))
+                wanted = bool(
+                    self.policy.wants_draft_prefill(view) if forced is None else forced.num_steps
+                )
             except Exception as error:
                 self._policy_failed("failed in wants_draft_prefill()", error)
                 wanted = True

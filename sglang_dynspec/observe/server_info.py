@@ -20,17 +20,20 @@ class StatusError(DynspecError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModeCount:
-    """Decode steps with one num_steps: how many, requests in them, tokens these gained."""
+    """Decode steps with one num_steps: how many, requests in them, tokens these gained, and what
+    they took."""
 
     steps: int = 0
     requests: int = 0
     tokens: int = 0
+    seconds: float = 0.0
 
     def __add__(self, other: ModeCount) -> ModeCount:
         return ModeCount(
             self.steps + other.steps,
             self.requests + other.requests,
             self.tokens + other.tokens,
+            self.seconds + other.seconds,
         )
 
     def __sub__(self, other: ModeCount) -> ModeCount:
@@ -38,6 +41,7 @@ class ModeCount:
             self.steps - other.steps,
             self.requests - other.requests,
             self.tokens - other.tokens,
+            self.seconds - other.seconds,
         )
 
 
