@@ -233,6 +233,12 @@ COMMON: tuple[Name, ...] = (
             "enable_return_hidden_states",
         ),
     ),
+    Name(
+        "sglang.srt.server_args:ServerArgs",
+        "read",
+        "what the trace of decisions says of a server, and whether replicas share its file",
+        fields=("model_path", "dp_size"),
+    ),
     *(
         Name(
             f"sglang.srt.mem_cache.memory_pool:{pool}",
