@@ -261,8 +261,11 @@ class Explains(Policy):
 @pytest.mark.parametrize(
     ("answer", "written"), [({"3": 70.0}, {"3": 70.0}), (3, None), (RuntimeError("boom"), None)]
 )
-def test_predictions_are_those_of_explain(path: Path, answer: Any, written: Any) -> None:
-    tracing_ = Tracing(path, Explains(answer))
+@pytest.mark.parametrize("wrap", [lambda policy: policy, lambda policy: Always() & policy])
+def test_predictions_are_those_of_explain(
+    path: Path, answer: Any, written: Any, wrap: Callable[[Policy], Policy]
+) -> None:
+    tracing_ = Tracing(path, wrap(Explains(answer)))
     tracing_.step()
     tracing_.controller.end_trace()
     assert contents(path)[1]["predicted"] == written

@@ -172,10 +172,15 @@ def text_of(policy: Policy) -> str:
 
 def _predicted(policy: Policy) -> dict[str, Any] | None:
     try:
-        predicted = policy.explain().get("tokens_per_second")
+        explained = policy.explain()
+        # Of several policies, a & b, the first that predicts.
+        for part in (explained, *explained.get("parts", ())):
+            predicted = part.get("tokens_per_second")
+            if isinstance(predicted, dict):
+                return dict(predicted)
     except Exception:  # as in the status: no reason to stop
-        return None
-    return dict(predicted) if isinstance(predicted, dict) else None
+        pass
+    return None
 
 
 def file_of(path: str, dp_rank: int | None) -> str:

@@ -76,7 +76,7 @@ class ReplayedAcceptance(Acceptance):
         return self.lengths[max(0, bisect_right(self.times, now) - 1)]
 
     def in_words(self) -> str:
-        return f"{self.low:.2f} to {self.high:.2f} as traced, held where nothing was drafted"
+        return f"{self.low:.2f} to {self.high:.2f}, where nothing was drafted as it was last,"
 
 
 def acceptance_of(trace: TraceFile, num_steps: int) -> ReplayedAcceptance | None:
@@ -177,8 +177,8 @@ def costs_of(trace: TraceFile) -> tuple[TracedCosts | None, str]:
     for n in (0, most):
         if n not in measured:
             return None, (
-                f"the trace has fewer than {LEAST_STEPS} steps with {n} draft steps that can be "
-                "told by batch size"
+                f"the trace has fewer than {LEAST_STEPS} steps with {n} draft steps, those aside "
+                f"that were fewer than {_LEAST_IN_A_ROW} between two of its lines"
             )
     plain, full = measured[0].reach, measured[most].reach
     if plain[0] > full[1] or full[0] > plain[1]:
