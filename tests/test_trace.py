@@ -32,6 +32,7 @@ from sglang_dynspec.simulate.replay import (
 )
 from sglang_dynspec.testing.scheduler import InProcessScheduler, Request
 
+EXAMPLE = Path(__file__).parents[1] / "examples" / "trace" / "trace.jsonl"
 HEADER = {"policy": "always", "ladder": [0, 3], "max_running_requests": 8}
 
 
@@ -466,6 +467,9 @@ def test_costs_acceptance_and_load_of_a_trace(path: Path) -> None:
 
 
 def test_costs_need_both_modes_at_one_batch_size(path: Path) -> None:
+    costs, said = costs_of(read_trace(EXAMPLE))
+    assert costs is None
+    assert "plain steps at 6.2 to 18.8 requests and those with 3 draft steps at 1 to 5.58" in said
     write(path, [line(i * 30) for i in range(5)])
     costs, said = costs_of(read_trace(path))
     assert costs is None
@@ -490,7 +494,7 @@ def test_a_replay_says_what_is_from_the_trace(
     assert code == 0
     words = " ".join(out.split())
     assert said in words
-    assert "replay of trace.jsonl, decode batches up to 8 requests" in words
+    assert "replay of trace.jsonl, batches up to 8 requests" in words
     assert "at most 8 running requests" in words
 
 

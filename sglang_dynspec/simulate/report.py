@@ -103,9 +103,8 @@ def describe_load(report: Report) -> str:
         return f"trace {name}, {load.peak} requests over {load.duration:.4g} s"
     if asked["kind"] == "replay":
         return (
-            f"replay of {os.path.basename(asked['file'])}, decode batches up to {load.peak} "
-            f"requests over {load.duration:.4g} s; {asked['prompt_tokens']} tokens of context on "
-            f"average"
+            f"replay of {os.path.basename(asked['file'])}, batches up to {load.peak} requests, "
+            f"{load.duration:.4g} s; {asked['prompt_tokens']} tokens of context on average"
         )
     levels = f"{asked['low']} to {asked['high']}" if asked["low"] is not None else asked["high"]
     return (
