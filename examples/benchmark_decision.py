@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=60, help="tokens for each request")
     options = parser.parse_args()
 
+    os.environ.update(cpu_engine.environment())
     cpu_engine.install()
     sglang_dynspec.activate(policy=options.policy, strict=True)
     from sglang_dynspec.engine import batch_prep, install, results
@@ -153,8 +154,10 @@ def main() -> None:
     row("decision, back to back", decide.in_a_row)
     row("outcome, back to back", observe.in_a_row)
     for name, times in by_trace.items():
-        ratio = statistics.fmean(times) / statistics.fmean(by_trace["without a trace"])
-        row(f"taken, {name}", times, f", mean {ratio:.3f} of without")
+        usual = by_trace["without a trace"]
+        median = statistics.median(times) / statistics.median(usual)
+        mean = statistics.fmean(times) / statistics.fmean(usual)
+        row(f"taken, {name}", times, f"; {median:.3f} of without, mean {mean:.3f}")
     row("decision, in place", decide.in_place)
     row("outcome, in place", observe.in_place)
     share = (sum(decide.in_place) + sum(observe.in_place)) / seconds
