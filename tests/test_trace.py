@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from sglang_dynspec.engine import install, tracing
 from sglang_dynspec.engine.controller import Controller
 from sglang_dynspec.observe.trace import CLOSED, FORMAT, Line, TraceWriter
 from sglang_dynspec.observe.trace_file import TraceError, TraceFile, read_trace
+from sglang_dynspec.settings import Settings
 from sglang_dynspec.simulate.replay import (
     ReplayedAcceptance,
     ReplayedLoad,
@@ -191,6 +193,14 @@ def test_the_file_of_a_replica() -> None:
     assert tracing.file_of("/a.b/t.jsonl", 0) == "/a.b/t.jsonl"
     assert tracing.file_of("/a.b/t.jsonl", 2) == "/a.b/t.dp2.jsonl"
     assert tracing.file_of("/a.b/t", 1) == "/a.b/t.dp1"
+
+
+def test_one_rank_writes_for_all(path: Path) -> None:
+    controller = Controller(Always(), (0, 3))
+    runtime: Any = SimpleNamespace(ranks=SimpleNamespace(leads=False), controller=controller)
+    install._trace(runtime, str(path), Settings())
+    assert controller.trace is None
+    assert not path.exists()
 
 
 # --- which decisions get a line -----------------------------------------------------------------

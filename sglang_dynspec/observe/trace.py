@@ -37,7 +37,8 @@ Each other line was written for one decision. What it says of the batch is what 
 
 From ``steps`` follow the accept length (tokens / requests) and the tokens per second of decoding
 (tokens / seconds). Keys may be added within a format. At ``LIMIT`` bytes a file is renamed to
-``FILE.1``, which replaces an older one, and a new one begins with the header.
+``FILE.1``, which replaces an older one, and a new one begins with the header. A process that is
+killed leaves no line for its last steps, at most ``every``.
 """
 
 from __future__ import annotations
