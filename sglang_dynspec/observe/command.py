@@ -74,7 +74,7 @@ def _summary(trace: TraceFile) -> Iterator[str]:
         if spans and seconds > 0:
             tokens, requests = (sum(getattr(c, f) for c in spans) for f in ("tokens", "requests"))
             yield (
-                f"  {n} draft steps: {100 * seconds / total.seconds:.1f}% of the decode time, "
+                f"  num_steps {n}: {100 * seconds / total.seconds:.1f}% of the decode time, "
                 f"{tokens / seconds:.0f} tokens/s, accept length {tokens / requests:.2f}"
             )
     if trace.entries[-1].dropped:

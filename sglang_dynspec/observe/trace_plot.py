@@ -91,7 +91,7 @@ def _draw_load(axes: Axes, trace: TraceFile, spans: Sequence[Span], scale: float
     axes.set_ylim(0, None)
     axes.set_ylabel("requests")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="upper left", fontsize=8, framealpha=0.9)
+    _legend(axes)
 
 
 def _draw_steps(
@@ -123,15 +123,21 @@ def _draw_steps(
     for i, (reason, count) in enumerate(sorted(trace.switches.items())):
         axes.plot(
             [time for time, e in joints if e.reason == reason],
-            [most * 1.25] * count,
+            [most * (1.2 + 0.16 * i)] * count,
             _MARKERS[i % len(_MARKERS)],
             color=(_BLUE, _GREEN, _ORANGE, _GREY)[i % 4],
             markersize=4,
             label=f"{count} switch{'' if count == 1 else 'es'} by {reason}",
         )
     axes.set_yticks(list(trace.ladder))
-    axes.set_ylim(-0.15 * most - 0.1, most * 1.42 + 0.1)
+    rows = max(1, len(trace.switches))
+    axes.set_ylim(-0.15 * most - 0.1, most * (1.2 + 0.16 * rows) + 0.1)
     axes.set_ylabel("num_steps")
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    """Above the axes, where it hides nothing."""
     axes.legend(
         loc="lower left", bbox_to_anchor=(0, 1.0), ncols=5, fontsize=8, frameon=False, borderpad=0
     )
@@ -151,7 +157,7 @@ def _draw_speed(axes: Axes, spans: Sequence[Span], scale: float) -> None:
         )
     axes.set_ylim(0, None)
     axes.set_ylabel("tokens / s\nof decoding")
-    axes.legend(loc="upper left", fontsize=8, framealpha=0.9)
+    _legend(axes)
 
 
 def _draw(
