@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from support.in_force import (
@@ -165,6 +166,48 @@ def test_plain_steps_neither_wait_for_lengths_nor_relay_proposals(server, monkey
     done.clear()
     server.run(Always(), EVEN, "skip")
     assert not +done
+
+
+# --- what requests ask for ----------------------------------------------------------------------
+
+
+def asking(*wishes: str | None) -> list[Request]:
+    """The mixed requests, each asking for something or for nothing."""
+    return [
+        replace(r, sampling_params={"custom_params": wish and {"dynspec": wish}})
+        for r, wish in zip(MIXED, itertools.cycle(wishes))
+    ]
+
+
+def test_requests_opted_in_and_out_in_one_batch(server, expected):
+    # As in sglang #30263. They disagree, so the policy decides.
+    policy = Recorder(Alternate())
+    assert ids(server.run(policy, asking("never", "always"))) == expected["mixed"]
+    # One of the eight ends with its first token.
+    assert (policy.views[0].asked_never, policy.views[0].asked_always) == (4, 3)
+    assert min(server.steps(0), server.steps(3)) > 10
+    assert server.controller.failure is None
+
+
+def test_requests_get_what_they_agree_on(server, expected):
+    assert ids(server.run(Always(), asking("never", None))) == expected["mixed"]
+    first = server.steps(0)
+    assert first > 10  # as long as they are half of the batch
+    assert server.controller.counts.switches["asked"] >= 1
+    assert ids(server.run(Never(), asking("always"), "skip")) == expected["mixed"]
+    assert server.steps(0) == 0
+    assert server.controller.counts.draft_prefills_skipped == 0
+    assert ids(server.run(Always(), asking("never", None, None))) == expected["mixed"]
+    assert server.steps(0) < first
+    assert server.steps(3) > 10
+
+
+def test_a_wish_that_means_nothing_is_said_once(server, expected, caplog):
+    for _ in range(2):
+        server.run(Never(), asking("sometimes"))
+        assert server.steps(3) == 0
+    [said] = [r.getMessage() for r in caplog.records if "'sometimes'" in r.getMessage()]
+    assert "neither 'never' nor 'always'" in said
 
 
 # --- the draft's prefill ---------------------------------------------------------------------

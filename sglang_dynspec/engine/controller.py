@@ -29,7 +29,7 @@ STATIC = "static"
 PAUSED = "paused"
 """Pass-through reason of every step while an operator has left the server to SGLang."""
 
-POLICY, FORCED, CATCHING_UP, FAILURE = "policy", "forced", "catch_up", "failure"
+POLICY, FORCED, ASKED, CATCHING_UP, FAILURE = "policy", "forced", "asked", "catch_up", "failure"
 """What a change of the mode can come from, beside the pass-through reasons."""
 
 RELEASED = "released"
@@ -211,7 +211,7 @@ class Controller:
         started = self._clock()
         self._heed()
         num_steps, passthrough = self._ask(view, blocked)
-        reason = passthrough or (POLICY if self.forced is None else FORCED)
+        reason = passthrough or self._overruled(view)[0] or POLICY
         return Decision(self._step, num_steps, passthrough, view.batch_size, started, reason)
 
     def decided(self, decision: Decision) -> None:
@@ -394,11 +394,19 @@ class Controller:
             return wanted, None
         return most, blocked
 
-    def _ask_policy(self, view: BatchView) -> int | None:
-        """The policy's answer, or an operator's; None if the policy has failed."""
+    def _overruled(self, view: BatchView) -> tuple[str | None, int | None]:
+        """What stands above the policy, and how many draft steps it wants."""
         forced = self.forced
         if forced is not None:
-            return forced.num_steps
+            return FORCED, forced.num_steps
+        asked = None if self.policy.weighs_requests else view.asked_steps
+        return (None, None) if asked is None else (ASKED, asked)
+
+    def _ask_policy(self, view: BatchView) -> int | None:
+        """The policy's answer, or what overrules it; None if the policy has failed."""
+        _, overruled = self._overruled(view)
+        if overruled is not None:
+            return overruled
         try:
             answer = self.policy.decide(view)
             num_steps = view.on_ladder(answer)
@@ -411,10 +419,10 @@ class Controller:
 
     def _ask_for_draft_prefill(self, view: BatchView) -> bool:
         if self._asks:
-            forced = self.forced
+            _, overruled = self._overruled(view)
             try:
                 wanted = bool(
-                    self.policy.wants_draft_prefill(view) if forced is None else forced.num_steps
+                    self.policy.wants_draft_prefill(view) if overruled is None else overruled
                 )
             except Exception as error:
                 self._policy_failed("failed in wants_draft_prefill()", error)

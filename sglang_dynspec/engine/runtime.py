@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang_dynspec.engine.catch_up import CatchUp
@@ -12,6 +12,7 @@ from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.engine.draft_state import DraftExtend
 from sglang_dynspec.engine.ranks import Ranks
 from sglang_dynspec.engine.step_states import StepStates
+from sglang_dynspec.engine.wishes import Wishes
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class Runtime:
     catch_up: CatchUp | None = None
     ranks: Ranks | None = None
     """This rank's end of a tensor-parallel server."""
+    wishes: Wishes = field(default_factory=Wishes)
+    """What requests ask for."""
 
     @property
     def keeping(self) -> CatchUp | None:
