@@ -206,7 +206,7 @@ def test_without_memory_for_it_the_draft_is_kept_warm(server, monkeypatch, caplo
     assert install._catch_up(scheduler, worker, Settings(policy="never")) is None
     assert "cannot be kept (no room), so the draft state is warm instead" in caplog.text
     for settings in (Settings(strict=True), Settings(catch_up_bytes=1 << 20)):
-        with pytest.raises(InstallError, match="no room.*lower --mem-fraction-static"):
+        with pytest.raises(InstallError, match=r"no room.*lower --mem-fraction-static"):
             install._catch_up(scheduler, worker, settings)
 
 
