@@ -6,6 +6,7 @@ Each module-scoped server is built once; the policy is exchanged between runs.
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from support.in_force import (
 from support.policies import Alternate, PlainFirst, Recorder, Toggle
 
 from sglang_dynspec import Always, BatchSize, Never
-from sglang_dynspec.engine import relay
+from sglang_dynspec.engine import install, relay
 from sglang_dynspec.testing.scheduler import Request
 
 
@@ -124,6 +125,23 @@ def test_a_policy_sees_the_batch_and_hears_every_outcome(server):
     gained = sum(sum(o.accept_lens) for o in policy.outcomes)
     delivered = sum(len(o.token_ids) - 1 for o in outputs)
     assert delivered <= gained <= delivered + 8 * 8
+
+
+def test_the_status_says_what_has_been_run(server):
+    server.run(Alternate(), EVEN)
+    found = json.loads(json.dumps(install.status()))
+    assert (found["state"], found["policy"], found["draft_state"]) == (
+        "in_force",
+        "support.policies:Alternate",
+        "catch_up",
+    )
+    assert found["by_num_steps"]["3"]["seconds"] > 0
+    assert 1.5 < found["accept_length"] < 4
+    assert found["switches"] == sum(found["switches_by_reason"].values()) > 10
+    assert (found["cold"], found["tp_rank"], found["dp_rank"] or 0) == (0, 0, 0)
+    assert found["gpu_memory_gb"] > 0
+    assert found["catch_up"]["tokens"] > 0
+    assert (found["paused"], found["forced"], found["error"]) == (False, None, None)
 
 
 def test_what_only_the_radix_cache_keeps_does_not_count_as_used(server):

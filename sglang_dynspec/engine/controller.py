@@ -85,6 +85,13 @@ class Counts:
     draft_prefills_skipped: int = 0
     postponed: int = 0
 
+    @property
+    def accept_length(self) -> float | None:
+        """Mean tokens a request gained in a speculative step, or None before the first."""
+        counts = [count for n, count in self.by_num_steps.items() if n > 0]
+        requests = sum(count.requests for count in counts)
+        return sum(count.tokens for count in counts) / requests if requests else None
+
 
 @dataclass(frozen=True, slots=True)
 class Forced:
@@ -121,6 +128,8 @@ class Controller:
         self.counts = Counts()
         self.last_num_steps = self.ladder[-1]
         self.last_batch_size = 0
+        self.last_cold = 0
+        """Cold requests in the batch of the latest decision."""
         self.decision_seconds: deque[float] = deque(maxlen=512)
         """What the latest decisions have taken, until somebody takes them out."""
         self._clock = clock
@@ -222,6 +231,7 @@ class Controller:
         """Note that the step decided on is being run."""
         self._step += 1
         self.last_batch_size = decision.batch_size
+        self.last_cold = len(decision.cold)
         if decision.passthrough is not None:
             self.counts.passthrough[decision.passthrough] += 1
         self.counts.postponed += decision.postponed
@@ -338,6 +348,8 @@ class Controller:
             "ladder": list(self.ladder),
             "num_steps": self.last_num_steps,
             "batch_size": self.last_batch_size,
+            "cold": self.last_cold,
+            "accept_length": self.counts.accept_length,
             "steps": self._step,
             "paused": self._paused,
             "forced": self._forced_as_dict(),

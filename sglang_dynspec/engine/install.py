@@ -97,6 +97,9 @@ def status() -> dict[str, Any]:
             "draft_state": runtime.draft_state,
             "catch_up": runtime.keeping and runtime.keeping.as_dict(),
             "cuda_graphs": runtime.cuda_graphs(),
+            "gpu_memory_gb": runtime.gpu_memory_gb(),
+            "dp_rank": runtime.dialect.dp_rank(runtime.scheduler),
+            "tp_rank": 0 if runtime.ranks is None else runtime.ranks.rank,
             **runtime.controller.as_dict(),
         }
     if _state.refusal is not None:

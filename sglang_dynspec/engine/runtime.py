@@ -39,6 +39,13 @@ class Runtime:
         """What keeps what the draft misses, under ``catch_up``."""
         return self.catch_up if self.draft_state == "catch_up" else None
 
+    def gpu_memory_gb(self) -> float:
+        """What we take, in units of 2**30 bytes: graphs of our own, and what the draft misses."""
+        graphs = [self.target.captured, self.draft_extend.captured]
+        graphs += self.step_states.captured.values()
+        ring = 0 if self.keeping is None else self.keeping.bytes / (1 << 30)
+        return round(ring + sum(made.gigabytes for made in graphs if made is not None), 3)
+
     def cuda_graphs(self) -> dict[str, Any]:
         """What capturing our own graphs took, or None for what runs without. JSON-native."""
         graphs = {"plain_decode": self.target.captured, "draft_extend": self.draft_extend.captured}
