@@ -21,8 +21,8 @@ Each other line was written for one decision. What it says of the batch is what 
                           since the last line), resumed (after a pause), end (of the trace; the
                           decision is the one of the line before, or later)
     num_steps, previous   draft steps of this step and of the one before it
-    reason                what num_steps comes from: policy, catch_up, forced, asked, failure, or why
-                          SGLang decided
+    reason                what num_steps comes from: policy, catch_up, forced, asked, failure, or
+                          why SGLang decided
     batch_size            requests in the decode batch
     context_tokens        of the whole batch
     waiting               requests in the waiting queue
