@@ -236,8 +236,8 @@ COMMON: tuple[Name, ...] = (
     Name(
         "sglang.srt.server_args:ServerArgs",
         "read",
-        "what the trace of decisions says of a server, and whether replicas share its file",
-        fields=("model_path", "dp_size"),
+        "what the trace of decisions says of a server",
+        fields=("model_path",),
     ),
     *(
         Name(

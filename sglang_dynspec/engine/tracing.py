@@ -1,7 +1,7 @@
 """Which decisions get a line in the trace, and what stands in it.
 
-No SGLang name stands here but where the file's own name is made. All of it runs in the scheduler's
-loop: what it leaves to the writer's thread is the formatting and the file.
+All of it runs in the scheduler's loop: what it leaves to the writer's thread is the formatting and
+the file.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def begin(runtime: Runtime, path: str, settings: Settings, release: str) -> Trac
         "model_path": scheduler.server_args.model_path,
         "every": settings.trace_every,
     }
-    writer = TraceWriter(file_of(path, dp_rank(scheduler)), header)
+    writer = TraceWriter(file_of(path, runtime.dialect.dp_rank(scheduler)), header)
     return Trace(writer, settings.trace_every, controller.policy)
 
 
@@ -189,15 +189,3 @@ def file_of(path: str, dp_rank: int | None) -> str:
         return path
     stem, suffix = os.path.splitext(path)
     return f"{stem}.dp{dp_rank}{suffix}"
-
-
-def dp_rank(scheduler: Any) -> int | None:
-    """Which replica of a data-parallel server a Scheduler is, or None: there is one only."""
-    if scheduler.server_args.dp_size <= 1:
-        return None
-    for owner in (scheduler, getattr(scheduler, "ps", None)):  # to 0.5.12, and to 0.5.20
-        if (rank := getattr(owner, "dp_rank", None)) is not None:
-            return int(rank)
-    from sglang.srt.runtime_context import get_parallel
-
-    return get_parallel().dp_rank or 0
