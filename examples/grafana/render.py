@@ -2,8 +2,8 @@
 
     python examples/grafana/render.py --prometheus http://localhost:9090 --last 120 dashboard.png
 
-Needs matplotlib (`pip install sglang-dynspec[demo]`). What Grafana does beyond it (queries of several
-servers, transformations, units other than those here) it does not.
+Needs matplotlib (`pip install sglang-dynspec[demo]`). What Grafana does beyond it (several data
+sources, transformations, units other than those here) it does not.
 """
 
 from __future__ import annotations
