@@ -148,7 +148,7 @@ def test_a_flush_turns_counts_into_metrics(exporter, registry):
 
 
 def test_what_is_predicted_is_that_of_the_mode_in_use(exporter, registry):
-    runtime = in_charge(Foresees(1))
+    runtime = in_charge(Foresees(1) & Always())
     for expected in (111, 333):
         run_step(runtime.controller, [1])
         exporter.flush(runtime, "in_force")

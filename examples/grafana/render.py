@@ -126,9 +126,8 @@ def draw_lines(panel: dict[str, Any], axes: Any, lines: Sequence[Series]) -> Non
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     if lines:
-        axes.legend(
-            fontsize=8, ncols=4, frameon=False, loc="lower left", bbox_to_anchor=(-0.02, -0.32)
-        )
+        place = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.16)}
+        axes.legend(fontsize=8, ncols=4, frameon=False, **place)
 
 
 def stack(axes: Any, lines: Sequence[Series]) -> None:
@@ -162,8 +161,8 @@ def render(prometheus: Prometheus, output: Path) -> None:
     """Draw all panels, where Grafana would put them, into a file."""
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     tops = sorted({panel["gridPos"]["y"] for panel in panels})
-    figure = pyplot.figure(figsize=(12, 2.35 * len(tops)))
-    grid = figure.add_gridspec(len(tops), GRID_WIDTH, hspace=0.75, wspace=3.5)
+    figure = pyplot.figure(figsize=(12, 2.5 * len(tops)))
+    grid = figure.add_gridspec(len(tops), GRID_WIDTH, hspace=0.8, wspace=4.5)
     for panel in panels:
         place = panel["gridPos"]
         columns = slice(place["x"], place["x"] + place["w"])

@@ -102,11 +102,18 @@ def totals(counts: Counts) -> Totals:
 
 def predicted(controller: Controller) -> float | None:
     """Tokens per second that the policy expects of the draft steps in use, or None."""
-    expected = controller.explanation().get("tokens_per_second")
-    if not isinstance(expected, Mapping):
-        return None
-    value = expected.get(str(controller.last_num_steps))
+    value = expectations(controller.explanation()).get(str(controller.last_num_steps))
     return None if value is None else float(value)
+
+
+def expectations(explanation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a policy, or a part of it, says of tokens per second by draft steps."""
+    own = explanation.get("tokens_per_second")
+    if isinstance(own, Mapping):
+        return own
+    return next(
+        (found for part in explanation.get("parts", ()) if (found := expectations(part))), {}
+    )
 
 
 class Families:
