@@ -320,15 +320,16 @@ def test_the_dashboard_asks_for_what_there_is(scraped):
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     asked: set[str] = set()
     for expression in (target["expr"] for panel in panels for target in panel["targets"]):
-        [name] = re.findall(r"sglang:\w+", expression)
+        # prometheus_client 0.22 and later hand out sglang_ where Prometheus asks for OpenMetrics.
+        [name] = re.findall(r'__name__=~"sglang\[:_\](\w+)"', expression)
+        name = f"sglang:{name}"
         assert name in scrape, name
         asked.add(name)
-        matched = re.findall(r"(\w+)=~?\"", expression)
-        grouped = [
-            part for by in re.findall(r"by \(([^)]*)\)", expression) for part in by.split(", ")
-        ]
-        for labels, _ in scrape[name]:
-            assert {*matched, *grouped} <= labels.keys() | of_prometheus, expression
-    of_ours = {name for name in scrape if name.startswith(PREFIX)}
-    histogram = {f"{PREFIX}decision_seconds_{part}" for part in ("sum", "count")}
-    assert {name for name in asked if name.startswith(PREFIX)} == of_ours - histogram
+        labels = set(re.findall(r"(\w+)=~?\"", expression)) - {"__name__"}
+        for grouping in re.findall(r"by \(([^)]*)\)", expression):
+            labels.update(grouping.split(", "))
+        for present, _ in scrape[name]:
+            assert labels <= present.keys() | of_prometheus, expression
+    ours = {name for name in scrape if name.startswith(PREFIX)}
+    of_histogram = {f"{PREFIX}decision_seconds_{part}" for part in ("sum", "count")}
+    assert {name for name in asked if name.startswith(PREFIX)} == ours - of_histogram

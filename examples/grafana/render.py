@@ -3,7 +3,7 @@
     python examples/grafana/render.py --prometheus http://localhost:9090 --last 120 dashboard.png
 
 Needs matplotlib (`pip install sglang-dynspec[demo]`). What Grafana does beyond it (several data
-sources, transformations, units other than those here) it does not.
+sources, transformations, other units) it does not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from matplotlib import pyplot
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 DASHBOARD = Path(__file__).with_name("dynspec.json")
-UNITS = {"ops": "per second", "tok/s": "tok/s", "s": "us"}
+UNITS = {"ops": "per second", "s": "us"}
+"""How those of the panels are called here; seconds are drawn as microseconds."""
 GRID_WIDTH = 24  # Grafana's
 # Not through a proxy that the environment may name.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -89,7 +90,9 @@ def legend(template: str, labels: dict[str, str]) -> str:
 
 def draw(panel: dict[str, Any], axes: Any, prometheus: Prometheus) -> None:
     """Draw one panel."""
-    axes.set_title(panel["title"], loc="left", fontsize=10, fontweight="bold")
+    unit = UNITS.get(panel["fieldConfig"]["defaults"].get("unit"))
+    title = f"{panel['title']} ({unit})" if unit else panel["title"]
+    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
     if panel["type"] == "table":
         draw_table(panel, axes, prometheus)
         return
@@ -115,12 +118,13 @@ def draw_lines(panel: dict[str, Any], axes: Any, lines: Sequence[Series]) -> Non
         for line in lines:
             values = [value * scale for value in line.values]
             axes.plot(line.seconds, values, label=line.name, drawstyle=style, linewidth=1.6)
-    axes.set_ylim(bottom=0)
-    if axes.get_ylim()[1] < 1:
-        axes.set_ylim(top=1)
+    if custom["scaleDistribution"]["type"] == "log":
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
     if "decimals" in defaults:
         axes.yaxis.set_major_locator(MaxNLocator(integer=defaults["decimals"] == 0, nbins=5))
-    axes.set_ylabel(UNITS.get(unit, ""), fontsize=8)
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.25)
     for side in ("top", "right"):
@@ -162,7 +166,7 @@ def render(prometheus: Prometheus, output: Path) -> None:
     panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
     tops = sorted({panel["gridPos"]["y"] for panel in panels})
     figure = pyplot.figure(figsize=(12, 2.5 * len(tops)))
-    grid = figure.add_gridspec(len(tops), GRID_WIDTH, hspace=0.8, wspace=4.5)
+    grid = figure.add_gridspec(len(tops), GRID_WIDTH, hspace=0.8, wspace=3)
     for panel in panels:
         place = panel["gridPos"]
         columns = slice(place["x"], place["x"] + place["w"])
