@@ -23,9 +23,10 @@ from support.servers import Server, running_server
 
 import sglang_dynspec
 from sglang_dynspec import Always, BatchView, Never, Policy
-from sglang_dynspec.engine import install
+from sglang_dynspec.engine import install, results
 from sglang_dynspec.engine.controller import Controller, Counts, ModeCount
 from sglang_dynspec.engine.metrics import PREFIX, Deltas, Exporter
+from sglang_dynspec.engine.runtime import DECISION
 from sglang_dynspec.engine.verified_counts import VerifiedCounts
 from sglang_dynspec.testing.scheduler import Request
 
@@ -97,9 +98,11 @@ def registry() -> prometheus_client.CollectorRegistry:
 @pytest.fixture
 def exporter(registry: prometheus_client.CollectorRegistry) -> Exporter:
     """With classes of its own, as SGLang's collector has them under Ray."""
-    kinds = {"gauge": prometheus_client.Gauge, "counter": prometheus_client.Counter}
-    kinds |= {"histogram": prometheus_client.Histogram}  # type: ignore[dict-item]
-    own = {f"_{name}_cls": partial(kind, registry=registry) for name, kind in kinds.items()}
+    kinds = ("Gauge", "Counter", "Histogram")
+    own = {
+        f"_{kind.lower()}_cls": partial(getattr(prometheus_client, kind), registry=registry)
+        for kind in kinds
+    }
     return Exporter(SimpleNamespace(labels={"model_name": "m", "tp_rank": 0}, **own))
 
 
@@ -232,6 +235,16 @@ def test_sglangs_accept_length_is_that_of_speculative_steps(interval):
             speculative.tokens,
         )
         assert counted._kept <= len(REQUESTS)
+
+
+def test_counters_that_are_not_as_expected_are_left_alone_and_steps_go_on(caplog):
+    counted = VerifiedCounts(SimpleNamespace(spec_num_forward_ct=1), "accept")
+    runtime = SimpleNamespace(verified_counts=counted)
+    result = SimpleNamespace(**{DECISION: SimpleNamespace(num_steps=0)})
+    for _ in range(2):
+        results.before(runtime, SimpleNamespace(reqs=[1]), result)
+    assert runtime.verified_counts is None
+    assert len(caplog.records) == 1
 
 
 # --- a real server --------------------------------------------------------------------------------
