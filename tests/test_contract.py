@@ -25,7 +25,8 @@ def test_every_entry_says_why_and_every_wrapped_name_is_an_entry():
     wrapped = {name.path for name in names if name.use == "wrap"}
     relay = install._RELAY_WRAPPERS if dialect.has_relay else {}
     first = (contract.SCHEDULER_INIT, contract.INTERNAL_STATE)
-    assert wrapped == {*first, *install._WRAPPERS, *relay, dialect.broadcast}
+    moved = (dialect.broadcast, dialect.log_stats)
+    assert wrapped == {*first, *install._WRAPPERS, *relay, *moved}
 
 
 def test_what_is_wrapped_is_of_a_class():
@@ -33,6 +34,7 @@ def test_what_is_wrapped_is_of_a_class():
     # (sglang #21388); a class has its attribute in one place.
     for path in (contract.SCHEDULER_INIT, *install._WRAPPERS, *install._RELAY_WRAPPERS):
         assert inspect.isclass(resolve(path.rpartition(".")[0])), path
+    assert inspect.isclass(resolve(select(installed_release()).log_stats.rpartition(".")[0]))
     # One is a function of a module: it is wrapped in the module that calls it.
     module = sys.modules[select(installed_release()).broadcast.partition(":")[0]]
     assert "broadcast_pyobj(" in inspect.getsource(module)

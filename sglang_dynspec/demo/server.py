@@ -21,6 +21,8 @@ HOST = "127.0.0.1"
 _POLL = 0.25  # s
 _HEALTH_TIMEOUT = 20.0  # s
 _TAIL_LINES = 25
+# From 0.5.11 to 0.5.16 SGLang wants another for gRPC, 10000 above (ServerArgs, SGLANG_GRPC_PORT).
+_HIGHEST_PORT = 55535
 
 # Not through a proxy that the environment may name.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -152,11 +154,13 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens now."""
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
+    """Return a port on which nothing listens now, that SGLang takes."""
+    while True:
+        with socket.socket() as listener:
+            listener.bind((HOST, 0))
+            port: int = listener.getsockname()[1]
+        if port <= _HIGHEST_PORT:
+            return port
 
 
 def _how_ended(pid: int) -> str | None:

@@ -86,6 +86,7 @@ RUN_BATCH = "sglang.srt.managers.scheduler:Scheduler.run_batch"
 RESOLVE_EXTRAS = "sglang.srt.managers.overlap_utils:FutureMap._resolve_spec_extras"
 RESOLVE_LENGTHS = "sglang.srt.managers.overlap_utils:FutureMap.resolve_seq_lens_cpu"
 STASH = "sglang.srt.managers.overlap_utils:FutureMap.stash"
+SLEEP_ON_IDLE = "sglang.srt.managers.scheduler:Scheduler.maybe_sleep_on_idle"
 
 DECODE_BATCH_FIELDS = (
     "forward_mode",
@@ -133,6 +134,7 @@ COMMON: tuple[Name, ...] = (
         "adds `dynspec` to /server_info",
         parameters=("recv_req",),
     ),
+    Name(SLEEP_ON_IDLE, "wrap", "the last steps before idleness reach the metrics"),
     Name(
         "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_decode",
         "call",
@@ -286,6 +288,9 @@ COMMON: tuple[Name, ...] = (
 
 OBJECTS: dict[str, str] = {
     "scheduler": "sglang.srt.managers.scheduler:Scheduler",
+    "scheduler.metrics_reporter": (
+        "sglang.srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter"
+    ),
     "scheduler.token_to_kv_pool_allocator": "sglang.srt.mem_cache.allocator:TokenToKVPoolAllocator",
     "scheduler.tree_cache": "sglang.srt.mem_cache.radix_cache:RadixCache",
     "scheduler.draft_worker": "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2",

@@ -132,7 +132,7 @@ class Controller:
         self.last_num_steps = self.ladder[-1]
         self.last_batch_size = 0
         self.last_cold = 0
-        """Cold requests in the batch of the latest decision."""
+        """Requests of the latest step whose draft KV has a hole."""
         self.decision_seconds: deque[float] = deque(maxlen=512)
         """What the latest decisions have taken, until somebody takes them out."""
         self.trace: Trace | None = None
@@ -162,6 +162,11 @@ class Controller:
         """What an operator wants instead of the policy's answers, while that holds."""
         forced = self._forced
         return forced if forced is not None and self._clock() < forced.until else None
+
+    @property
+    def last_ended(self) -> float:
+        """When the latest result had been processed, in seconds of the controller's clock."""
+        return self._ended
 
     @property
     def next_step(self) -> int:
@@ -325,7 +330,7 @@ class Controller:
         return self._ranks is None or self._ranks.leads
 
     def _policy_failed(self, how: str, error: BaseException) -> None:
-        what = f"policy {self._policy_text()} {how}"
+        what = f"policy {self.policy_text()} {how}"
         if self._ranks is None:
             self.fail(what, error)
             return
@@ -356,7 +361,7 @@ class Controller:
     def as_dict(self) -> dict[str, Any]:
         """Counts and modes with JSON-native keys and values."""
         return {
-            "policy": self._policy_text(),
+            "policy": self.policy_text(),
             "ladder": list(self.ladder),
             "num_steps": self.last_num_steps,
             "batch_size": self.last_batch_size,
@@ -374,19 +379,21 @@ class Controller:
             "draft_prefills": self.counts.draft_prefills,
             "draft_prefills_skipped": self.counts.draft_prefills_skipped,
             "postponed": self.counts.postponed,
-            "explanation": self._explanation(),
+            "explanation": self.explanation(),
             "trace": self.trace and self.trace.as_dict(),
             "error": self.failure,
         }
 
-    def _explanation(self) -> dict[str, Any]:
+    def explanation(self) -> dict[str, Any]:
+        """What the policy knows, in its own words."""
         # Asked by whoever looks at the status: no reason to stop deciding.
         try:
             return self.policy.explain()
         except Exception as error:
             return {"error": _describe(error)}
 
-    def _policy_text(self) -> str:
+    def policy_text(self) -> str:
+        """The policy as one writes it, or the name of its class."""
         try:
             return policy_text(self.policy)
         except PolicyError:  # put here by a test, say, and without a text form

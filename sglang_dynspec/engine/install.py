@@ -21,6 +21,7 @@ from sglang_dynspec.errors import ContractError, DynspecError, InstallError, Uns
 from sglang_dynspec.settings import strict_from_environment
 
 if TYPE_CHECKING:
+    from sglang_dynspec.engine.metrics import Exporter
     from sglang_dynspec.engine.ranks import Ranks
     from sglang_dynspec.engine.runtime import Runtime
     from sglang_dynspec.settings import Settings
@@ -42,6 +43,8 @@ class _State:
     wrapped: bool = False
     dialect: Any = None
     runtime: Any = None
+    exporter: Exporter | None = None
+    """Of the metrics, once SGLang has brought its own up to date."""
     scheduler_seen: bool = False
     refusal: str | None = None
 
@@ -74,6 +77,8 @@ def disarm() -> None:
     if _state.runtime is not None and _state.runtime.controller.release():
         _state.runtime.controller.end_trace()
         _state.runtime = None
+        if _state.exporter is not None:
+            _state.exporter.end()
 
 
 def hook_scheduler() -> None:
@@ -93,7 +98,7 @@ def status() -> dict[str, Any]:
     runtime = _state.runtime
     if runtime is not None:
         return {
-            "state": "static" if runtime.controller.static else "in_force",
+            "state": _state_of(runtime),
             **_state.about,
             "draft_state": runtime.draft_state,
             "catch_up": runtime.keeping and runtime.keeping.as_dict(),
@@ -101,11 +106,16 @@ def status() -> dict[str, Any]:
             "gpu_memory_gb": runtime.gpu_memory_gb(),
             "dp_rank": runtime.dialect.dp_rank(runtime.scheduler),
             "tp_rank": 0 if runtime.ranks is None else runtime.ranks.rank,
+            "metrics": _state.exporter and _state.exporter.status(),
             **runtime.controller.as_dict(),
         }
     if _state.refusal is not None:
         return {"state": "refused", **_state.about, "reason": _state.refusal}
     return {"state": "armed", **_state.about}
+
+
+def _state_of(runtime: Runtime) -> str:
+    return "static" if runtime.controller.static else "in_force"
 
 
 def runtime() -> Any:
@@ -223,6 +233,7 @@ def _engage(scheduler: Any, settings: Settings) -> None:
         _state.runtime.controller.release()
         _state.runtime.controller.end_trace()
     _state.runtime = runtime
+    _state.exporter = None
     _state.scheduler_seen = True
     _say_in_force(runtime, settings)
     if settings.trace is not None:
@@ -317,6 +328,7 @@ def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
         draft_extend,
         step_states,
         draft_state,
+        dialect.verified_counts(scheduler),
         catch_up,
         ranks,
     )
@@ -417,8 +429,8 @@ def _say(level: int, message: str, *args: Any, **kwargs: Any) -> None:
 def _wrap_all() -> None:
     if not _state.wrapped:
         relayed = _RELAY_WRAPPERS if _state.dialect.has_relay else {}
-        told = {_state.dialect.broadcast: _broadcast}
-        _wrap_each(_WRAPPERS | relayed | told, enabled=_in_force)
+        moved = {_state.dialect.broadcast: _broadcast, _state.dialect.log_stats: _log_stats}
+        _wrap_each(_WRAPPERS | relayed | moved, enabled=_in_force)
         _state.wrapped = True
 
 
@@ -495,15 +507,41 @@ def _process_result(
 ) -> Any:
     from sglang_dynspec.engine import results
 
-    returned = wrapped(*args, **kwargs)
     current = _state.runtime
     if current is None or scheduler is not current.scheduler:
-        return returned
+        return wrapped(*args, **kwargs)
+    batch = args[0] if args else kwargs["batch"]
+    result = args[1] if len(args) > 1 else kwargs["result"]
+    results.before(current, batch, result)
+    returned = wrapped(*args, **kwargs)
     try:
-        results.observe(current, args[1] if len(args) > 1 else kwargs["result"])
+        results.observe(current, result)
     except Exception as error:
         current.controller.fail("reading a result failed", error)
     return returned
+
+
+def _log_stats(
+    wrapped: Callable[..., Any], collector: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from sglang_dynspec.engine.metrics import Exporter
+
+    returned = wrapped(*args, **kwargs)
+    current = _state.runtime
+    if current is not None:
+        if _state.exporter is None or _state.exporter.collector is not collector:
+            _state.exporter = Exporter(collector)
+        _state.exporter.flush(current, _state_of(current))
+    return returned
+
+
+def _sleep_on_idle(
+    wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    current, exporter = _state.runtime, _state.exporter
+    if current is not None and exporter is not None and scheduler is current.scheduler:
+        exporter.flush_at_idle(current, _state_of(current))
+    return wrapped(*args, **kwargs)
 
 
 def _broadcast(
@@ -569,6 +607,7 @@ _WRAPPERS: dict[str, Any] = {
     contract.FORWARD: _forward,
     contract.DRAFT_PREFILL: _draft_prefill,
     contract.PROCESS_RESULT: _process_result,
+    contract.SLEEP_ON_IDLE: _sleep_on_idle,
 }
 
 _RELAY_WRAPPERS: dict[str, Any] = {

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from sglang_dynspec.engine.runtime import DECISION, Runtime
+
+logger = logging.getLogger("sglang_dynspec")
+
+
+def before(runtime: Runtime, batch: Any, result: Any) -> None:
+    """Take a plain step out of what SGLang is about to count as verified."""
+    decision, counts = vars(result).get(DECISION), runtime.verified_counts
+    if decision is None or counts is None:
+        return
+    try:
+        counts.before(plain=decision.num_steps == 0, requests=len(batch.reqs))
+    except Exception as error:
+        runtime.verified_counts = None
+        logger.warning(
+            "sglang_dynspec: SGLang's accept length and accept rate count plain steps from now on.",
+            exc_info=error,
+        )
 
 
 def observe(runtime: Runtime, result: Any) -> None:

@@ -12,6 +12,7 @@ from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.engine.draft_state import DraftExtend
 from sglang_dynspec.engine.ranks import Ranks
 from sglang_dynspec.engine.step_states import StepStates
+from sglang_dynspec.engine.verified_counts import VerifiedCounts
 from sglang_dynspec.engine.wishes import Wishes
 
 
@@ -28,6 +29,8 @@ class Runtime:
     step_states: StepStates
     draft_state: str
     """``catch_up``, ``warm`` or ``skip``."""
+    verified_counts: VerifiedCounts | None
+    """None after a failure."""
     catch_up: CatchUp | None = None
     ranks: Ranks | None = None
     """This rank's end of a tensor-parallel server."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 from sglang_dynspec import BatchView, Policy, StepOutcome
 
@@ -95,3 +96,19 @@ class FailsAt(Policy):
         if self._calls == self._at:
             return self._answer()
         return 0 if self._calls % 2 else batch.max_steps
+
+
+class Foresees(Policy):
+    """Plain for some steps, speculative for as many, and so on; says what it expects of each."""
+
+    EXPECTED: ClassVar[dict[str, float]] = {"0": 111.0, "3": 333.0}
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def decide(self, batch: BatchView) -> int:
+        return batch.max_steps if batch.step // self._steps % 2 else 0
+
+    def explain(self) -> dict[str, Any]:
+        return {"tokens_per_second": self.EXPECTED}

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,10 +65,13 @@ def _asking(prompt: list[int], max_new_tokens: int, **more: Any) -> dict[str, An
 
 
 @contextmanager
-def running_server(algorithm: str | None, log: Path, **env: str) -> Iterator[Server]:
+def running_server(
+    algorithm: str | None, log: Path, arguments: Mapping[str, Any] | None = None, **env: str
+) -> Iterator[Server]:
     """Start a server, wait until it is healthy, and end all of it afterwards."""
     port = free_port()
-    words = cpu_engine.command_line(algorithm, port=port, host=HOST, log_level="info")
+    more = {"port": port, "host": HOST, "log_level": "info", **(arguments or {})}
+    words = cpu_engine.command_line(algorithm, **more)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_DYNSPEC_")}
     with ServerProcess(
         "the server under test",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sglang_dynspec.engine.dialect.base import Dialect
 
 _DIALECTS = {
-    "0.5.9": ("model_worker_batch", "ModelWorkerBatchDialect"),
+    "0.5.9": ("model_worker_batch", "EarlierMetricsDialect"),
     "0.5.10": ("model_worker_batch", "ModelWorkerBatchDialect"),
     "0.5.11": ("model_worker_batch", "ModelWorkerBatchDialect"),
     "0.5.12": ("model_worker_batch", "BonusTokensDialect"),

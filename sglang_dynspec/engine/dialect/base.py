@@ -16,6 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_dynspec.engine.contract import Instance, Live, Name
 from sglang_dynspec.engine.dialect import adaptive, names, verified
+from sglang_dynspec.engine.verified_counts import VerifiedCounts
 
 # Attributes of SGLang's draft worker.
 EXTEND_BACKEND = "draft_extend_attn_backend"
@@ -53,6 +54,10 @@ class Dialect(ABC):
     """What other objects have in this family beyond ``contract.INSTANCES``."""
     broadcast: ClassVar[str] = names.BROADCAST_FROM_0_5_13.path
     """SGLang's broadcast of requests to the ranks of a tensor-parallel server."""
+    log_stats: ClassVar[str] = names.LOG_STATS_FROM_0_5_10.path
+    """Where SGLang brings its own metrics up to date."""
+    accepted_tokens: ClassVar[str] = "accept"
+    """How the names of SGLang's counters call the tokens of verifications."""
     has_relay: ClassVar[bool] = False
     """Whether FutureMap relays by pool index, as from 0.5.13 (see ``relay``)."""
     graph_runner: ClassVar[str]
@@ -131,6 +136,14 @@ class Dialect(ABC):
             or sampling.need_min_p_sampling
             or sampling.has_custom_logit_processor
         )
+
+    def verified_counts(self, scheduler: Any) -> VerifiedCounts:
+        """SGLang's counters of what verifications have gained."""
+        return VerifiedCounts(self.holds_counters(scheduler), self.accepted_tokens)
+
+    def holds_counters(self, scheduler: Any) -> Any:
+        """What has these counters as attributes."""
+        return scheduler.metrics_reporter
 
     @abstractmethod
     def context_tokens(self, batch: Any) -> int:

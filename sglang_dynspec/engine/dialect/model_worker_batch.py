@@ -20,31 +20,40 @@ from sglang_dynspec.engine.temporarily import temporarily
 _committed_len = attrgetter("kv_committed_len")
 
 
+_LIVE: tuple[Live, ...] = (
+    *names.ONE_GRAPH_RUNNER_LIVE,
+    *names.LAYOUT_BY_GROUP_LIVE,
+    names.HIDDEN_SIZE,
+)
+_INSTANCES: tuple[Instance, ...] = (*names.LENGTHS_ON_REQUEST, names.ONE_GRAPH_RUNNER)
+_CONTRACT: tuple[Name, ...] = (
+    *names.MODEL_WORKER_BATCH,
+    names.LAYOUT_BY_GROUP,
+    names.VERIFIED_ID,
+)
+
+
 class ModelWorkerBatchDialect(Dialect):
-    """0.5.9 to 0.5.11."""
+    """0.5.10 and 0.5.11."""
 
     family = "0.5.9 to 0.5.11"
     batch_parameter = "model_worker_batch"
     broadcast = names.BROADCAST_TO_0_5_12.path
     graph_runner = "graph_runner"
+    accepted_tokens = "accepted"
     pending_field: ClassVar[str] = "verified_id"
     """Field of EagleDraftInput with the tokens that the target has not seen yet."""
     relays_to_standalone: ClassVar[bool] = True
     """Whether SGLang relays hidden states to a standalone draft, too, as up to 0.5.11."""
-    live: ClassVar[tuple[Live, ...]] = (
-        *names.ONE_GRAPH_RUNNER_LIVE,
-        *names.LAYOUT_BY_GROUP_LIVE,
-        names.HIDDEN_SIZE,
-    )
+    live: ClassVar[tuple[Live, ...]] = (*_LIVE, names.VERIFIED_COUNTS_TO_0_5_11)
     instances: ClassVar[tuple[Instance, ...]] = (
-        *names.LENGTHS_ON_REQUEST,
-        names.ONE_GRAPH_RUNNER,
+        *_INSTANCES,
+        names.metric_labels(names.LOG_STATS_FROM_0_5_10),
     )
-    contract: ClassVar[tuple[Name, ...]] = (
-        *names.MODEL_WORKER_BATCH,
-        names.LAYOUT_BY_GROUP,
-        names.VERIFIED_ID,
-    )
+    contract: ClassVar[tuple[Name, ...]] = (*_CONTRACT, names.LOG_STATS_FROM_0_5_10)
+
+    def holds_counters(self, scheduler: Any) -> Any:
+        return scheduler
 
     def context_tokens(self, batch: Any) -> int:
         return sum(map(_committed_len, batch.reqs))
@@ -139,12 +148,24 @@ class ModelWorkerBatchDialect(Dialect):
         return {"attn_backend": backend, self.graph_runner: runner}
 
 
+class EarlierMetricsDialect(ModelWorkerBatchDialect):
+    """0.5.9: SGLang's metrics are made in another module."""
+
+    log_stats = names.LOG_STATS_OF_0_5_9.path
+    instances: ClassVar[tuple[Instance, ...]] = (
+        *_INSTANCES,
+        names.metric_labels(names.LOG_STATS_OF_0_5_9),
+    )
+    contract: ClassVar[tuple[Name, ...]] = (*_CONTRACT, names.LOG_STATS_OF_0_5_9)
+
+
 class BonusTokensDialect(ModelWorkerBatchDialect):
     """0.5.12: a pending token is called bonus token; the row width is read from the result."""
 
     family = "0.5.12"
     builds_steps = True
     times_graphs = True
+    accepted_tokens = "accept"
     pending_field: ClassVar[str] = "bonus_tokens"
     relays_to_standalone: ClassVar[bool] = False
     contract: ClassVar[tuple[Name, ...]] = (
@@ -154,8 +175,9 @@ class BonusTokensDialect(ModelWorkerBatchDialect):
         *names.FROM_0_5_12,
         names.LOGPROBS_TO_0_5_15,
     )
+    live: ClassVar[tuple[Live, ...]] = (*_LIVE, names.VERIFIED_COUNTS_OF_0_5_12)
     instances: ClassVar[tuple[Instance, ...]] = (
-        *ModelWorkerBatchDialect.instances,
+        *_INSTANCES,
         *names.INSTANCES_FROM_0_5_12,
         *names.GRAPHS_BY_SIZE,
     )

@@ -149,6 +149,38 @@ BROADCAST_FROM_0_5_13 = replace(
     path="sglang.srt.managers.scheduler_components.request_receiver:broadcast_pyobj",
 )
 
+# Metrics.
+
+LOG_STATS_OF_0_5_9 = Name(
+    "sglang.srt.metrics.collector:SchedulerMetricsCollector.log_stats",
+    "wrap",
+    "dynspec's metrics follow SGLang's",
+    parameters=("stats",),
+)
+LOG_STATS_FROM_0_5_10 = replace(
+    LOG_STATS_OF_0_5_9,
+    path="sglang.srt.observability.metrics_collector:SchedulerMetricsCollector.log_stats",
+)
+
+
+def metric_labels(log_stats: Name) -> Instance:
+    """What SGLang's metrics are labelled with."""
+    return Instance(log_stats.path.rpartition(".")[0], ("labels",), "dynspec's metrics have them")
+
+
+def _verified(tokens: str) -> tuple[str, ...]:
+    kept = (f"spec_num_{tokens}_tokens", "spec_num_forward_ct")
+    return (*kept, *(name.replace("_num_", "_total_num_") for name in kept))
+
+
+_VERIFIED_WHY = "plain steps are taken out of SGLang's accept length and accept rate"
+VERIFIED_COUNTS_TO_0_5_11 = Live("scheduler", _verified("accepted"), _VERIFIED_WHY)
+VERIFIED_COUNTS_OF_0_5_12 = Live("scheduler", _verified("accept"), _VERIFIED_WHY)
+VERIFIED_COUNTS_FROM_0_5_13: tuple[Live, ...] = (
+    Live("scheduler", ("metrics_reporter",), _VERIFIED_WHY),
+    Live("scheduler.metrics_reporter", _verified("accept"), _VERIFIED_WHY),
+)
+
 # The worker gets a ModelWorkerBatch: 0.5.9 to 0.5.12.
 
 MODEL_WORKER_BATCH: tuple[Name, ...] = (
@@ -214,6 +246,7 @@ HIDDEN_SIZE = Live(DRAFT_CONFIG, ("hidden_size",), "the shape of proposals")
 # What came with a release, and is there since.
 
 FROM_0_5_12: tuple[Name, ...] = (
+    LOG_STATS_FROM_0_5_10,
     _result("speculative_num_draft_tokens"),
     _arguments("enable_hisparse", "enable_return_indexer_topk", "speculative_adaptive"),
     Name(
@@ -243,6 +276,7 @@ FROM_0_5_12: tuple[Name, ...] = (
     ),
 )
 INSTANCES_FROM_0_5_12: tuple[Instance, ...] = (
+    metric_labels(LOG_STATS_FROM_0_5_10),
     Instance(_ADAPTIVE_WORKER, _WIDTHS, "set for a step with fewer draft steps"),
     Instance(
         _DRAFT_WORKER,
@@ -297,6 +331,7 @@ FROM_0_5_13: tuple[Name, ...] = (
     ),
 )
 LIVE_FROM_0_5_13: tuple[Live, ...] = (
+    *VERIFIED_COUNTS_FROM_0_5_13,
     Live("scheduler", ("enable_overlap",), "whether lengths are relayed"),
     Live(DRAFT_CONFIG, ("spec_hidden_size",), "the shape of proposals"),
 )
