@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -475,6 +475,17 @@ class Controller:
             answer,
             " or ".join(map(str, self.ladder)),
         )
+
+
+def expectations(explanation: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a policy says of tokens per second by draft steps, or of ``a & b`` the first part that
+    says something."""
+    own = explanation.get("tokens_per_second")
+    if isinstance(own, Mapping):
+        return own
+    return next(
+        (found for part in explanation.get("parts", ()) if (found := expectations(part))), {}
+    )
 
 
 def _describe(error: BaseException) -> str:

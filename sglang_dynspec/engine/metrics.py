@@ -8,12 +8,12 @@ prefill), and once when the scheduler has nothing left to do. A step itself does
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sglang_dynspec import __version__
-from sglang_dynspec.engine.controller import POLICY, Controller, Counts
+from sglang_dynspec.engine.controller import POLICY, Controller, Counts, expectations
 
 if TYPE_CHECKING:
     from sglang_dynspec.engine.runtime import Runtime
@@ -104,16 +104,6 @@ def predicted(controller: Controller) -> float | None:
     """Tokens per second that the policy expects of the draft steps in use, or None."""
     value = expectations(controller.explanation()).get(str(controller.last_num_steps))
     return None if value is None else float(value)
-
-
-def expectations(explanation: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a policy, or a part of it, says of tokens per second by draft steps."""
-    own = explanation.get("tokens_per_second")
-    if isinstance(own, Mapping):
-        return own
-    return next(
-        (found for part in explanation.get("parts", ()) if (found := expectations(part))), {}
-    )
 
 
 class Families:

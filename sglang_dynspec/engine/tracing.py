@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sglang_dynspec import __version__
+from sglang_dynspec.engine.controller import expectations
 from sglang_dynspec.observe.trace import Line, TraceWriter
 from sglang_dynspec.policy.base import Policy
 from sglang_dynspec.policy.text import policy_text
@@ -172,15 +173,9 @@ def text_of(policy: Policy) -> str:
 
 def _predicted(policy: Policy) -> dict[str, Any] | None:
     try:
-        explained = policy.explain()
-        # Of several policies, a & b, the first that predicts.
-        for part in (explained, *explained.get("parts", ())):
-            predicted = part.get("tokens_per_second")
-            if isinstance(predicted, dict):
-                return dict(predicted)
+        return dict(expectations(policy.explain())) or None
     except Exception:  # as in the status: no reason to stop
-        pass
-    return None
+        return None
 
 
 def file_of(path: str, dp_rank: int | None) -> str:
