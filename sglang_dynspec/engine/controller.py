@@ -121,6 +121,10 @@ class Controller:
         self.counts = Counts()
         self.last_num_steps = self.ladder[-1]
         self.last_batch_size = 0
+        self.view: BatchView | None = None
+        """What the latest decision was taken on."""
+        self.timings: Sequence[StepTiming] = ()
+        """What steps take, where that has been timed at start."""
         self.decision_seconds: deque[float] = deque(maxlen=512)
         """What the latest decisions have taken, until somebody takes them out."""
         self._clock = clock
@@ -128,6 +132,8 @@ class Controller:
         self._paused = False
         self._forced: Forced | None = None
         self._step = 0
+        self._since = 0
+        """Number of the first step that is the policy's."""
         self._released = False
         self._said_rounded = False
         self._ended = -math.inf
@@ -155,8 +161,11 @@ class Controller:
         return self._step
 
     def use(self, policy: Policy) -> None:
-        """Put another policy in charge, from the next step on. Does not undo a failure."""
-        self.policy = policy
+        """Put another policy in charge, from the next step on. Does not undo a failure.
+
+        It hears of no step that was decided before it came.
+        """
+        self.policy, self._since = policy, self._step
 
     def pause(self) -> None:
         """Leave every step to SGLang until :meth:`resume`. On all ranks in the same iteration."""
@@ -192,7 +201,8 @@ class Controller:
 
     def observe_timings(self, timings: Sequence[StepTiming]) -> None:
         """Tell the policy what steps take, as timed at start."""
-        if not self._asks:
+        self.timings = timings
+        if not self.asks:
             return
         try:
             self.policy.observe_timings(timings)
@@ -209,6 +219,7 @@ class Controller:
                 step becomes SGLang's own step, counted under that reason.
         """
         started = self._clock()
+        self.view = view
         self._heed()
         num_steps, passthrough = self._ask(view, blocked)
         reason = passthrough or (POLICY if self.forced is None else FORCED)
@@ -273,7 +284,7 @@ class Controller:
         count.seconds += self._ended - begun
         if self._ranks is not None:
             self._ranks.ran(decision.num_steps, len(accept_lens))
-        if self.static or not self._asks:
+        if self.static or not self.asks or decision.step < self._since:
             return
         outcome = StepOutcome(
             step=decision.step,
@@ -298,7 +309,7 @@ class Controller:
         self._say_static(error)
 
     @property
-    def _asks(self) -> bool:
+    def asks(self) -> bool:
         """Whether the policy of this process is the one that decides."""
         return self._ranks is None or self._ranks.leads
 
@@ -383,7 +394,7 @@ class Controller:
         most = self.ladder[-1]
         if self.static:
             return most, PAUSED if self._paused else STATIC
-        wanted = self._ask_policy(view) if self._asks else None
+        wanted = self._ask_policy(view) if self.asks else None
         if self._ranks is not None:
             if wanted is not None:
                 self._ranks.wish(num_steps=wanted)
@@ -410,7 +421,7 @@ class Controller:
         return num_steps
 
     def _ask_for_draft_prefill(self, view: BatchView) -> bool:
-        if self._asks:
+        if self.asks:
             forced = self.forced
             try:
                 wanted = bool(
