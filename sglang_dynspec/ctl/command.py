@@ -155,19 +155,22 @@ def _outcome_lines(outcome: dict[str, Any], *, dry_run: bool) -> list[str]:
     if not outcome["accepted"]:
         return [f"{would}refused: {outcome['reason']}"]
     found = outcome["in_force"]
+    lines = [f"{would}in force: {_in_force(found)}"]
     decides = found["decides"]
-    at = f"at batch size {decides['batch_size']}"
-    lines = [
-        f"{would}in force: policy {found['policy']}"
-        + (", static" if found["paused"] else "")
-        + (f", {found['forced']} draft steps forced" if found["forced"] is not None else ""),
-        f"{at} {decides['by']} decides {_steps(decides['num_steps'])}",
-    ]
+    if decides["num_steps"] is not None:
+        lines.append(
+            f"at batch size {decides['batch_size']}: {decides['num_steps']} draft steps "
+            f"({decides['by']})"
+        )
     return [*lines, *(f"note: {note}" for note in found["notes"])]
 
 
-def _steps(num_steps: int | None) -> str:
-    return "itself" if num_steps is None else f"{num_steps} draft steps"
+def _in_force(found: dict[str, Any]) -> str:
+    if found["paused"]:
+        return f"SGLang alone (static); policy {found['policy']} after resume"
+    if found["forced"] is not None:
+        return f"{found['forced']} draft steps (forced); policy {found['policy']} afterwards"
+    return f"policy {found['policy']}"
 
 
 def _prefixed(number: int, of: int, lines: list[str]) -> list[str]:

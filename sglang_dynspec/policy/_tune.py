@@ -65,7 +65,7 @@ def _slot(tree: PolicyNode, name: str) -> _Slot:
     shown = unparse(tree)
     if not slots:
         raise PolicyError(
-            f"{name}: the policy {shown} has no parameters; put another policy in its place"
+            f"{name} is no parameter of {shown}, which has none; put another policy in its place"
         )
     names = [_name(slot, slots) for slot in slots]
     accepted = ", ".join(dict.fromkeys(map(_described, slots, names)))
