@@ -63,9 +63,9 @@ def activate(
 
     Args:
         policy: a policy or its text form, for example ``"batch_size(off_at=32, on_at=24)"``.
-        draft_state: ``"warm"`` (default) keeps the draft's KV current during plain steps,
-            ``"catch_up"`` lets the draft take in what they have left out when speculation comes
-            back, ``"skip"`` does neither.
+        draft_state: ``"catch_up"`` (default) lets the draft take in what plain steps have left out
+            when speculation comes back, ``"warm"`` keeps the draft's KV current during them,
+            ``"skip"`` does neither.
         catch_up_bytes: memory for what the draft is to catch up with, on each GPU; by default
             512 MiB, or 1% of the GPU's memory where that is less.
         steps: draft steps that can be run beside 0 and the server's ``--speculative-num-steps``,

@@ -52,7 +52,7 @@ class Settings:
     policy: str | None = None
     """The policy as text, as :func:`sglang_dynspec.policy.parse_policy` reads it, or None: dynspec
     is not to be in force."""
-    draft_state: DraftState = "warm"
+    draft_state: DraftState = "catch_up"
     """``"catch_up"`` lets the draft take in what plain steps have left out when speculation comes
     back, ``"warm"`` during plain steps, ``"skip"`` not at all."""
     catch_up_bytes: int | None = None

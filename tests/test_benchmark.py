@@ -89,14 +89,14 @@ PLAIN, SPECULATIVE = (
         ("no_spec", Config("no_spec")),
         ("static", Config("static")),
         (" adaptive ", Config("adaptive")),
-        ("dynspec:never", Config("dynspec", "never", "warm")),
+        ("dynspec:never", Config("dynspec", "never", "catch_up")),
         ("dynspec:never@skip", Config("dynspec", "never", "skip")),
         (
             "dynspec: batch_size( off_at = 64 ) @warm",
             Config("dynspec", "batch_size(off_at=64)", "warm"),
         ),
         ("dynspec:never@catch_up", Config("dynspec", "never", "catch_up")),
-        ('dynspec:mine:Policy("a@b")', Config("dynspec", "mine:Policy('a@b')", "warm")),
+        ('dynspec:mine:Policy("a@b")', Config("dynspec", "mine:Policy('a@b')", "catch_up")),
     ],
 )
 def test_a_configuration_is_read(text: str, config: Config) -> None:
@@ -125,8 +125,8 @@ def test_what_is_no_configuration_is_named(text: str, words: list[str]) -> None:
 
 
 def test_a_configuration_cannot_be_named_twice() -> None:
-    with pytest.raises(UsageError, match="dynspec:never@warm twice"):
-        parse_configs(["dynspec:never", "no_spec", "dynspec:never@warm"])
+    with pytest.raises(UsageError, match="dynspec:never@catch_up twice"):
+        parse_configs(["dynspec:never", "no_spec", "dynspec:never@catch_up"])
 
 
 def test_the_order_alternates() -> None:
@@ -1014,7 +1014,7 @@ def test_what_failed_is_measured_when_resumed(
     assert main(command(tmp_path)) == WRONG
     said = capsys.readouterr().out
     assert "SKIPPED: adaptive: SGLang 0.5.9 cannot be measured so: it has none" in said
-    assert "FAILED: dynspec:never@warm, round 1 has ended while warming up" in said
+    assert "FAILED: dynspec:never@catch_up, round 1 has ended while warming up" in said
     # The others went on.
     assert counts(load(path)) == {"no_spec": [6, 6], "static": [6, 6]}
     assert len(load(path)["failures"]) == 2
@@ -1022,11 +1022,11 @@ def test_what_failed_is_measured_when_resumed(
     broken.unlink()
     assert main(command(tmp_path, "--resume", str(path))) == OK
     data = load(path)
-    assert counts(data) == {"no_spec": [6, 6], "static": [6, 6], "dynspec:never@warm": [6, 6]}
+    assert counts(data) == {"no_spec": [6, 6], "static": [6, 6], "dynspec:never@catch_up": [6, 6]}
     assert data["failures"] == []
     assert len(data["servers"]) == 8
     assert "graphs of plain decode captured" in data["servers"][0]["graphs"]
-    assert "- `dynspec:never@warm`: 18 of 18 outputs equal" in capsys.readouterr().out
+    assert "- `dynspec:never@catch_up`: 18 of 18 outputs equal" in capsys.readouterr().out
 
     assert main(command(tmp_path, "--resume", str(path), "--rounds", "3")) == USAGE
     assert "rounds was 2 and is 3" in capsys.readouterr().err
@@ -1039,12 +1039,12 @@ def test_a_benchmark_that_runs_out_of_time_goes_on_later(
     monkeypatch.setattr(measure, "time", SimpleNamespace(monotonic=lambda: next(now)))
     path = tmp_path / "out" / "results.json"
     assert main(command(tmp_path, "--rounds", "1", "--stop-after", "3")) == UNFINISHED
-    assert counts(load(path)) == {"no_spec": [3, 3], "dynspec:never@warm": [3]}
+    assert counts(load(path)) == {"no_spec": [3, 3], "dynspec:never@catch_up": [3]}
     more = ("--rounds", "1", "--resume", str(path))
     assert main(command(tmp_path, *more, "--stop-after", "2")) == UNFINISHED
     assert counts(load(path)) == {
         "no_spec": [3, 3],
-        "dynspec:never@warm": [3, 3],
+        "dynspec:never@catch_up": [3, 3],
         "static": [3],
     }
     assert main(command(tmp_path, *more)) == OK
@@ -1081,7 +1081,7 @@ def test_a_wave_is_judged(broken: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "NOTE: static runs at most 8 requests at once, so others of 20 wait" in said
     assert (tmp_path / "out" / "wave.md").read_text() in said
     data = json.loads(path.read_text())
-    labels = ["no_spec", "dynspec:never@warm", "static"]
+    labels = ["no_spec", "dynspec:never@catch_up", "static"]
     assert [entry["config"] for entry in data["measurements"]] == labels
     assert data["wave"] == {"low": 1, "high": 20, "cycles": 2}
     assert [entry["switches"] for entry in data["measurements"]] == [None, 0, None]
@@ -1092,11 +1092,13 @@ def test_a_wave_is_judged(broken: Path, tmp_path: Path, capsys: pytest.CaptureFi
     # The others go on where one fails.
     broken.touch()
     assert main(wave_command(tmp_path, "--simulate-accept-length", "2.2")) == WRONG
-    assert "FAILED: dynspec:never@warm has ended while running the wave" in capsys.readouterr().out
+    assert (
+        "FAILED: dynspec:never@catch_up has ended while running the wave" in capsys.readouterr().out
+    )
     data = json.loads(path.read_text())
     assert [entry["config"] for entry in data["measurements"]] == ["no_spec", "static"]
     assert [entry["outputs"] for entry in data["measurements"]] == [None, None]
-    assert [failure["config"] for failure in data["failures"]] == ["dynspec:never@warm"]
+    assert [failure["config"] for failure in data["failures"]] == ["dynspec:never@catch_up"]
 
 
 # --- all of it -----------------------------------------------------------------------------------

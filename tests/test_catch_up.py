@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.in_force import (
@@ -25,7 +26,8 @@ from sglang_dynspec import BatchView, Never
 from sglang_dynspec.engine import catch_up, install
 from sglang_dynspec.engine.catch_up import CatchUp, share
 from sglang_dynspec.engine.temporarily import temporarily
-from sglang_dynspec.errors import UnsupportedError
+from sglang_dynspec.errors import InstallError, UnsupportedError
+from sglang_dynspec.settings import Settings
 from sglang_dynspec.testing.scheduler import Output, Request
 
 EVEN = [Request(input_ids=p, max_new_tokens=150) for p in prompts(4, seed=6)]
@@ -193,6 +195,19 @@ def test_a_budget_for_less_than_a_token_is_refused(server):
     current = install.runtime()
     with pytest.raises(UnsupportedError, match=r"SGLANG_DYNSPEC_CATCH_UP_BYTES is 8, .* raise it"):
         CatchUp(current.dialect, current.worker, 8)
+
+
+def test_without_memory_for_it_the_draft_is_kept_warm(server, monkeypatch, caplog):
+    def allocate(self: CatchUp, hidden_size: int) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(CatchUp, "_allocate", allocate)
+    scheduler, worker = server.scheduler.scheduler, install.runtime().worker
+    assert install._catch_up(scheduler, worker, Settings(policy="never")) is None
+    assert "cannot be kept (no room), so the draft state is warm instead" in caplog.text
+    for settings in (Settings(strict=True), Settings(catch_up_bytes=1 << 20)):
+        with pytest.raises(InstallError, match=r"no room.*lower --mem-fraction-static"):
+            install._catch_up(scheduler, worker, settings)
 
 
 @pytest.mark.parametrize("when", ["plain", "speculative"])

@@ -6,8 +6,10 @@ Each module-scoped server is built once; the policy is exchanged between runs.
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from support.in_force import (
@@ -23,7 +25,7 @@ from support.in_force import (
 from support.policies import Alternate, PlainFirst, Recorder, Toggle
 
 from sglang_dynspec import Always, BatchSize, Never
-from sglang_dynspec.engine import relay
+from sglang_dynspec.engine import install, relay
 from sglang_dynspec.testing.scheduler import Request
 
 
@@ -125,6 +127,23 @@ def test_a_policy_sees_the_batch_and_hears_every_outcome(server):
     assert delivered <= gained <= delivered + 8 * 8
 
 
+def test_the_status_says_what_has_been_run(server):
+    server.run(Alternate(), EVEN)
+    found = json.loads(json.dumps(install.status()))
+    assert (found["state"], found["policy"], found["draft_state"]) == (
+        "in_force",
+        "support.policies:Alternate",
+        "catch_up",
+    )
+    assert found["by_num_steps"]["3"]["seconds"] > 0
+    assert 1.5 < found["accept_length"] < 4
+    assert found["switches"] == sum(found["switches_by_reason"].values()) > 10
+    assert (found["cold"], found["tp_rank"], found["dp_rank"] or 0) == (0, 0, 0)
+    assert found["gpu_memory_gb"] > 0
+    assert found["catch_up"]["tokens"] > 0
+    assert (found["paused"], found["forced"], found["error"]) == (False, None, None)
+
+
 def test_what_only_the_radix_cache_keeps_does_not_count_as_used(server):
     server.controller.use(Never())
     server.scheduler.run(EVEN)  # not flushed: some 2,000 of 8,192 slots stay cached
@@ -165,6 +184,48 @@ def test_plain_steps_neither_wait_for_lengths_nor_relay_proposals(server, monkey
     done.clear()
     server.run(Always(), EVEN, "skip")
     assert not +done
+
+
+# --- what requests ask for ----------------------------------------------------------------------
+
+
+def asking(*wishes: str | None) -> list[Request]:
+    """The mixed requests, each asking for something or for nothing."""
+    return [
+        replace(r, sampling_params={"custom_params": wish and {"dynspec": wish}})
+        for r, wish in zip(MIXED, itertools.cycle(wishes))
+    ]
+
+
+def test_requests_opted_in_and_out_in_one_batch(server, expected):
+    # As in sglang #30263. They disagree, so the policy decides.
+    policy = Recorder(Alternate())
+    assert ids(server.run(policy, asking("never", "always"))) == expected["mixed"]
+    assert policy.views[0].asked_never == 4
+    assert policy.views[0].asked_always >= 3  # one ends with its first token
+    assert min(server.steps(0), server.steps(3)) > 10
+    assert server.controller.failure is None
+
+
+def test_requests_get_what_they_agree_on(server, expected):
+    assert ids(server.run(Always(), asking("never", None))) == expected["mixed"]
+    first = server.steps(0)
+    assert first > 10  # as long as they are half of the batch
+    assert server.controller.counts.switches["asked"] >= 1
+    assert ids(server.run(Never(), asking("always"), "skip")) == expected["mixed"]
+    assert server.steps(0) == 0
+    assert server.controller.counts.draft_prefills_skipped == 0
+    assert ids(server.run(Always(), asking("never", None, None))) == expected["mixed"]
+    assert server.steps(0) < first
+    assert server.steps(3) > 10
+
+
+def test_a_wish_that_means_nothing_is_said_once(server, expected, caplog):
+    for _ in range(2):
+        server.run(Never(), asking("sometimes"))
+        assert server.steps(3) == 0
+    [said] = [r.getMessage() for r in caplog.records if "'sometimes'" in r.getMessage()]
+    assert "neither 'never' nor 'always'" in said
 
 
 # --- the draft's prefill ---------------------------------------------------------------------

@@ -133,6 +133,7 @@ def test_a_stop_string_ends_the_text(server, without_speculation):
 
 
 def test_log_probabilities_are_as_many_as_tokens(server):
+    # As in sglang #17349, where a switch left some out.
     if OLDEST:
         pytest.skip("left to SGLang")
     outputs = server.run(Alternate(), requests(KINDS["logprobs"]))
@@ -157,6 +158,7 @@ def test_a_row_of_hidden_states_for_each_token(server):
 
 
 def test_penalties_are_counted_once(server, without_speculation):
+    # As in sglang #22049.
     outputs = ids(server.run(Never(), requests(PENALTIES)))
     assert server.steps(0) > 0
     if installed_release() in ("0.5.9", "0.5.10"):  # their verification leaves penalties out

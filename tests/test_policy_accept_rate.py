@@ -108,6 +108,7 @@ def test_a_return_that_does_not_last_its_warmup_counts_as_a_failed_probe() -> No
 
 @given(st.integers(0, 10), delays, st.integers(1, 8))
 def test_constant_acceptance_settles(tenths: int, delay: int, requests: int) -> None:
+    # As in sglang #24055, where a moving average made the mode flap at constant load.
     server = Server(
         AcceptRate(0.5, margin=0.1, probe_every=10, probe_steps=2, warmup=40, memory=100),
         lambda n, step: tenths if n else 0,

@@ -44,7 +44,7 @@ def resolve(**arguments: object) -> Settings:
 
 def test_defaults() -> None:
     assert resolve() == Settings()
-    assert Settings() == Settings(policy=None, draft_state="warm", strict=False)
+    assert Settings() == Settings(policy=None, draft_state="catch_up", strict=False)
 
 
 def test_settings_are_frozen() -> None:
@@ -104,8 +104,8 @@ def test_arguments_before_environment_before_file(write: WriteFile) -> None:
     assert resolve(config=path, environ=environ, policy="fixed(3)", strict=True) == Settings(
         policy="fixed(3)", draft_state="skip", strict=True
     )
-    # False and "warm" are the defaults, and still count when they are given.
-    assert resolve(config=path, strict=False, draft_state="warm") == Settings(policy="fixed(1)")
+    # False and "catch_up" are the defaults, and still count when they are given.
+    assert resolve(config=path, strict=False, draft_state="catch_up") == Settings(policy="fixed(1)")
 
 
 def test_the_argument_config_replaces_the_variable(write: WriteFile) -> None:

@@ -37,6 +37,7 @@ def view(runtime: Runtime, batch: Any, *, cold: int = 0) -> BatchView:
         context_tokens=runtime.dialect.context_tokens(batch),
         waiting=len(runtime.scheduler.waiting_queue),
         cold=cold,
+        **runtime.wishes.count(batch.reqs),
     )
 
 
@@ -53,23 +54,19 @@ def after_prefill(runtime: Runtime, batch: Any) -> BatchView:
         batch_size=batch_size,
         context_tokens=runtime.dialect.context_tokens(running) + int(batch.seq_lens_sum),
         waiting=wanted - batch_size,
+        **runtime.wishes.count([*running.reqs, *batch.reqs]),
     )
 
 
-def _view(
-    runtime: Runtime, *, batch_size: int, context_tokens: int, waiting: int, cold: int = 0
-) -> BatchView:
+def _view(runtime: Runtime, **known: int) -> BatchView:
     controller, scheduler = runtime.controller, runtime.scheduler
     allocator = scheduler.token_to_kv_pool_allocator
     # As SGLang counts: what only the radix cache keeps is there for the taking.
     free = allocator.available_size() + scheduler.tree_cache.evictable_size()
     return BatchView(
-        batch_size=batch_size,
         ladder=controller.ladder,
-        context_tokens=context_tokens,
-        waiting=waiting,
         kv_usage=1.0 - free / allocator.size,
         last_num_steps=controller.last_num_steps,
         step=controller.next_step,
-        cold=cold,
+        **known,
     )

@@ -445,6 +445,16 @@ INSTANCES: tuple[Instance, ...] = (
         "whether a batch has penalties, which plain decode does not do yet",
     ),
     Instance(
+        "sglang.srt.managers.schedule_batch:Req",
+        ("sampling_params", "return_hidden_states"),
+        "what a request asks for",
+    ),
+    Instance(
+        "sglang.srt.sampling.sampling_params:SamplingParams",
+        ("custom_params",),
+        "whether a request asks for speculation, or for none",
+    ),
+    Instance(
         "sglang.srt.model_executor.model_runner:ModelRunner",
         ("init_new_workspace",),
         "restored after the attention of the decode graphs has been made",

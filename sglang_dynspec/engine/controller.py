@@ -29,7 +29,7 @@ STATIC = "static"
 PAUSED = "paused"
 """Pass-through reason of every step while an operator has left the server to SGLang."""
 
-POLICY, FORCED, CATCHING_UP, FAILURE = "policy", "forced", "catch_up", "failure"
+POLICY, FORCED, ASKED, CATCHING_UP, FAILURE = "policy", "forced", "asked", "catch_up", "failure"
 """What a change of the mode can come from, beside the pass-through reasons."""
 
 RELEASED = "released"
@@ -85,6 +85,13 @@ class Counts:
     draft_prefills_skipped: int = 0
     postponed: int = 0
 
+    @property
+    def accept_length(self) -> float | None:
+        """Mean tokens a request gained in a speculative step, or None before the first."""
+        counts = [count for n, count in self.by_num_steps.items() if n > 0]
+        requests = sum(count.requests for count in counts)
+        return sum(count.tokens for count in counts) / requests if requests else None
+
 
 @dataclass(frozen=True, slots=True)
 class Forced:
@@ -121,6 +128,8 @@ class Controller:
         self.counts = Counts()
         self.last_num_steps = self.ladder[-1]
         self.last_batch_size = 0
+        self.last_cold = 0
+        """Cold requests in the batch of the latest decision."""
         self.view: BatchView | None = None
         """What the latest decision was taken on."""
         self.timings: Sequence[StepTiming] = ()
@@ -222,7 +231,7 @@ class Controller:
         self.view = view
         self._heed()
         num_steps, passthrough = self._ask(view, blocked)
-        reason = passthrough or (POLICY if self.forced is None else FORCED)
+        reason = passthrough or self._overruled(view)[0] or POLICY
         return Decision(self._step, num_steps, passthrough, view.batch_size, started, reason)
 
     def decided(self, decision: Decision) -> None:
@@ -233,6 +242,7 @@ class Controller:
         """Note that the step decided on is being run."""
         self._step += 1
         self.last_batch_size = decision.batch_size
+        self.last_cold = len(decision.cold)
         if decision.passthrough is not None:
             self.counts.passthrough[decision.passthrough] += 1
         self.counts.postponed += decision.postponed
@@ -349,6 +359,8 @@ class Controller:
             "ladder": list(self.ladder),
             "num_steps": self.last_num_steps,
             "batch_size": self.last_batch_size,
+            "cold": self.last_cold,
+            "accept_length": self.counts.accept_length,
             "steps": self._step,
             "paused": self._paused,
             "forced": self._forced_as_dict(),
@@ -405,11 +417,19 @@ class Controller:
             return wanted, None
         return most, blocked
 
-    def _ask_policy(self, view: BatchView) -> int | None:
-        """The policy's answer, or an operator's; None if the policy has failed."""
+    def _overruled(self, view: BatchView) -> tuple[str | None, int | None]:
+        """What stands above the policy, and how many draft steps it wants."""
         forced = self.forced
         if forced is not None:
-            return forced.num_steps
+            return FORCED, forced.num_steps
+        asked = None if self.policy.weighs_requests else view.asked_steps
+        return (None, None) if asked is None else (ASKED, asked)
+
+    def _ask_policy(self, view: BatchView) -> int | None:
+        """The policy's answer, or what overrules it; None if the policy has failed."""
+        _, overruled = self._overruled(view)
+        if overruled is not None:
+            return overruled
         try:
             answer = self.policy.decide(view)
             num_steps = view.on_ladder(answer)
@@ -422,10 +442,10 @@ class Controller:
 
     def _ask_for_draft_prefill(self, view: BatchView) -> bool:
         if self.asks:
-            forced = self.forced
+            _, overruled = self._overruled(view)
             try:
                 wanted = bool(
-                    self.policy.wants_draft_prefill(view) if forced is None else forced.num_steps
+                    self.policy.wants_draft_prefill(view) if overruled is None else overruled
                 )
             except Exception as error:
                 self._policy_failed("failed in wants_draft_prefill()", error)

@@ -17,7 +17,7 @@ import wrapt
 
 from sglang_dynspec.engine import contract
 from sglang_dynspec.engine.dialect import installed_release, select
-from sglang_dynspec.errors import ContractError, DynspecError, UnsupportedError
+from sglang_dynspec.errors import ContractError, DynspecError, InstallError, UnsupportedError
 from sglang_dynspec.settings import strict_from_environment
 
 if TYPE_CHECKING:
@@ -112,6 +112,9 @@ def status() -> dict[str, Any]:
             "draft_state": runtime.draft_state,
             "catch_up": runtime.keeping and runtime.keeping.as_dict(),
             "cuda_graphs": runtime.cuda_graphs(),
+            "gpu_memory_gb": runtime.gpu_memory_gb(),
+            "dp_rank": runtime.dialect.dp_rank(runtime.scheduler),
+            "tp_rank": 0 if runtime.ranks is None else runtime.ranks.rank,
             **runtime.controller.as_dict(),
             **_changes().as_dict(),
         }
@@ -262,7 +265,7 @@ def _say_in_force(runtime: Runtime, settings: Settings) -> None:
         "max_running_requests %s%s.",
         settings.policy,
         "/".join(map(str, ladder)),
-        settings.draft_state,
+        runtime.draft_state,
         installed_release(),
         most,
         "" if runtime.ranks is None else f", decided by rank 0 (this is rank {runtime.ranks.rank})",
@@ -304,10 +307,10 @@ def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
     ladder = (0, *step_states.steps, worker.speculative_num_steps)
     ranks = _ranks(scheduler, ladder[-1])
     controller = Controller(policy, ladder, ranks=ranks)
-    warm = settings.draft_state == "warm"
-    catch_up = (
-        _catch_up(scheduler, worker, settings) if settings.draft_state == "catch_up" else None
-    )
+    catch_up, draft_state = _catch_up(scheduler, worker, settings), settings.draft_state
+    if draft_state == "catch_up" and catch_up is None:
+        draft_state = "warm"
+    warm = draft_state == "warm"
     target = PlainTarget(dialect, worker)
     draft_extend = DraftExtend(dialect, worker)
     returned = dialect.returns_hidden_states and scheduler.server_args.enable_return_hidden_states
@@ -327,7 +330,7 @@ def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
         target,
         draft_extend,
         step_states,
-        settings.draft_state,
+        draft_state,
         catch_up,
         ranks,
     )
@@ -358,14 +361,33 @@ def _time_graphs(graphs: Any, controller: Any) -> None:
 
 
 def _catch_up(scheduler: Any, worker: Any, settings: Settings) -> Any:
+    """What keeps what the draft misses, or None: not wanted, or no memory for it."""
+    from torch import OutOfMemoryError
+
     from sglang_dynspec.engine.capture import total_bytes
     from sglang_dynspec.engine.catch_up import CatchUp
 
+    if settings.draft_state != "catch_up":
+        return None
     budget = settings.catch_up_bytes
     if budget is None:
         hundredth = total_bytes(worker.device) // 100
         budget = min(_CATCH_UP_BYTES, hundredth or _CATCH_UP_BYTES)
-    made = CatchUp(_state.dialect, worker, budget, scheduler.chunked_prefill_size)
+    try:
+        made = CatchUp(_state.dialect, worker, budget, scheduler.chunked_prefill_size)
+    except (OutOfMemoryError, UnsupportedError) as error:
+        says = f"what the draft misses cannot be kept ({error})"
+        fix = "lower --mem-fraction-static, or set SGLANG_DYNSPEC_CATCH_UP_BYTES"
+        # Ranks must have the same draft state, and whoever names a size is to get it.
+        if settings.strict or settings.catch_up_bytes or scheduler.server_args.tp_size > 1:
+            raise InstallError(f"{says}; {fix}") from error
+        _say(
+            logging.WARNING,
+            "sglang_dynspec: %s, so the draft state is warm instead of catch_up; %s.",
+            says,
+            fix,
+        )
+        return None
     _say(
         logging.INFO,
         "sglang_dynspec: the draft can catch up with the last %d tokens of each request: %.2f GB "

@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_dynspec.engine import change as changes
 from sglang_dynspec.engine.change import Change
-from sglang_dynspec.engine.controller import Controller
+from sglang_dynspec.engine.controller import ASKED, FORCED, POLICY, Controller
 from sglang_dynspec.errors import ChangeError, DynspecError, PolicyError
 from sglang_dynspec.policy._tune import tuned
 from sglang_dynspec.policy.base import BatchView, Policy
@@ -36,7 +36,8 @@ class Prospect:
     forced: int | None
     """Draft steps that are run whatever the policy says."""
     decides: dict[str, Any]
-    """The decision on the latest batch: ``batch_size``, ``num_steps``, and who takes it ``by``."""
+    """The decision on the latest batch: ``batch_size``, ``num_steps``, and what it comes from, in
+    ``by``: ``policy``, ``forced``, ``asked`` (by its requests) or ``SGLang``."""
     notes: list[str] = field(default_factory=list)
     """What may not be what is wanted."""
 
@@ -185,7 +186,7 @@ def _other_policy(asked: Change, controller: Controller, most_requests: int | No
         text = tuned(policy_text(controller.policy), asked.tune)
     policy, view = _made(text, controller), _view(controller)
     notes: list[str] = []
-    says = _asked_once(text, controller, view) if controller.asks else view.max_steps
+    says = _asked_once(text, controller, view) if controller.asks else None
     if most_requests is not None:
         pairs = unreached(policy, most_requests=most_requests, num_steps=view.max_steps)
         notes += [f"{what}; {fix}" for what, fix in pairs]
@@ -210,14 +211,14 @@ def _force(asked: Change, num_steps: int, controller: Controller) -> _Plan:
             f"num_steps is {num_steps}, and every step is left to SGLang (static); resume first"
         )
     seconds = math.inf if asked.seconds is None else asked.seconds
-    prospect = _prospect(controller, _view(controller), says=num_steps, forced=num_steps)
+    prospect = _prospect(controller, _view(controller), forced=num_steps)
     return lambda: controller.force(num_steps, seconds), prospect
 
 
 def _pause_or_resume(asked: Change, controller: Controller) -> _Plan:
     view = _view(controller)
     if asked.static:
-        return controller.pause, _prospect(controller, view, says=view.max_steps, paused=True)
+        return controller.pause, _prospect(controller, view, paused=True)
     says, notes = None, []
     if controller.asks:
         try:  # not the policy itself, which would remember that it was asked
@@ -235,7 +236,7 @@ def _prospect(
     controller: Controller,
     view: BatchView,
     *,
-    says: int | None,
+    says: tuple[int, str] | None = None,
     policy: str | None = None,
     paused: bool = _AS_NOW,
     forced: int | None = _AS_NOW,
@@ -245,13 +246,13 @@ def _prospect(
         paused = controller.paused
     if forced is _AS_NOW:
         forced = None if controller.forced is None else controller.forced.num_steps
-    num_steps, by = says, "policy"
+    num_steps, by = says or (None, POLICY)
     if controller.failure is not None:
         notes = [*notes, f"{controller.failure}: SGLang decides until the server is restarted"]
     if paused or controller.failure is not None:
         num_steps, by = view.max_steps, "SGLang"
     elif forced is not None:
-        num_steps, by = forced, "forced"
+        num_steps, by = forced, FORCED
     return Prospect(
         policy=_policy_text(controller) if policy is None else policy,
         paused=paused,
@@ -268,11 +269,14 @@ def _made(text: str, controller: Controller) -> Policy:
     return policy
 
 
-def _asked_once(text: str, controller: Controller, view: BatchView) -> int:
-    """What a policy of its own says of a batch: one that cannot decide is not put in charge, where
-    it would put the server on SGLang's own speculation for good."""
+def _asked_once(text: str, controller: Controller, view: BatchView) -> tuple[int, str]:
+    """What a batch gets under a policy, made for this question, and from whom. One that cannot
+    decide is not put in charge, where it would leave the server to SGLang for good."""
     try:
-        return view.on_ladder(_made(text, controller).decide(view))
+        policy = _made(text, controller)
+        says = view.on_ladder(policy.decide(view))
+        asked = None if policy.weighs_requests else view.asked_steps
+        return (says, POLICY) if asked is None else (asked, ASKED)
     except (Exception, SystemExit) as error:
         raise ChangeError(
             f"policy {changes.short(text)} fails in decide() for the latest batch, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang_dynspec.engine.catch_up import CatchUp
@@ -12,6 +12,7 @@ from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.engine.draft_state import DraftExtend
 from sglang_dynspec.engine.ranks import Ranks
 from sglang_dynspec.engine.step_states import StepStates
+from sglang_dynspec.engine.wishes import Wishes
 
 
 @dataclass(slots=True)
@@ -30,11 +31,20 @@ class Runtime:
     catch_up: CatchUp | None = None
     ranks: Ranks | None = None
     """This rank's end of a tensor-parallel server."""
+    wishes: Wishes = field(default_factory=Wishes)
+    """What requests ask for."""
 
     @property
     def keeping(self) -> CatchUp | None:
         """What keeps what the draft misses, under ``catch_up``."""
         return self.catch_up if self.draft_state == "catch_up" else None
+
+    def gpu_memory_gb(self) -> float:
+        """What we take, in units of 2**30 bytes: graphs of our own, and what the draft misses."""
+        graphs = [self.target.captured, self.draft_extend.captured]
+        graphs += self.step_states.captured.values()
+        ring = 0 if self.keeping is None else self.keeping.bytes / (1 << 30)
+        return round(ring + sum(made.gigabytes for made in graphs if made is not None), 3)
 
     def cuda_graphs(self) -> dict[str, Any]:
         """What capturing our own graphs took, or None for what runs without. JSON-native."""

@@ -62,6 +62,7 @@ def _take_decision(runtime: Runtime, batch: Any) -> Decision | None:
 
 def _decision_on(runtime: Runtime, batch: Any) -> Decision | None:
     if not runtime.dialect.is_decode(batch):
+        runtime.wishes.look_at(batch.reqs or ())
         runtime.controller.interrupt(_kind(batch))
         return None
     decision: Decision | None = vars(batch.spec_info).pop(DECISION, None)

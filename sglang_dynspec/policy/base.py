@@ -47,11 +47,27 @@ class BatchView:
     cold: int = 0
     """Requests whose draft model has missed more than could be kept for it (draft state
     ``catch_up``): few of their draft tokens will be accepted for a while."""
+    asked_never: int = 0
+    """Requests that have asked for no speculation, by ``custom_params={"dynspec": "never"}``."""
+    asked_always: int = 0
+    """Requests that have asked for speculation, by ``"always"``."""
 
     @property
     def max_steps(self) -> int:
         """The most draft steps that can be run."""
         return self.ladder[-1]
+
+    @property
+    def asked_steps(self) -> int | None:
+        """Draft steps that the requests have asked for, or None.
+
+        A step is the same for the whole batch. So requests get what they have asked for where all
+        that have asked agree, and are half of the batch or more.
+        """
+        asked = self.asked_never + self.asked_always
+        if not asked or (self.asked_never and self.asked_always) or 2 * asked < self.batch_size:
+            return None
+        return 0 if self.asked_never else self.max_steps
 
     def on_ladder(self, answer: object) -> int:
         """Return the largest value of the ladder that is not above a policy's answer.
@@ -147,6 +163,11 @@ class Policy(ABC):
     wants_timings: bool = False
     """Whether steps are to be timed at start for :meth:`observe_timings`, which takes a second or
     more. Set to True, on the class or on an instance."""
+
+    weighs_requests: bool = False
+    """Whether :meth:`decide` itself weighs what requests have asked for (``BatchView.asked_never``,
+    ``asked_always``). Without it ``BatchView.asked_steps`` is run instead of its answer where there
+    is one, and the policy is not asked."""
 
     _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 

@@ -58,7 +58,7 @@ configurations:
                       0 from there; skipped on releases that cannot do that
   dynspec:POLICY      dynspec with a policy, for example dynspec:never or
                       "dynspec:batch_size(off_at=64)@skip"; the draft state comes after @:
-                      catch_up, warm (the default) or skip
+                      catch_up (the default), warm or skip
 
 written to --output:
   results.json        everything, after every point; --resume goes on from it

@@ -33,7 +33,7 @@ class Config:
     """One of KINDS."""
     policy: str | None = None
     """Of a dynspec server, in canonical form."""
-    draft_state: str = "warm"
+    draft_state: str = "catch_up"
 
     @property
     def label(self) -> str:

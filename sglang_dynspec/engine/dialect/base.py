@@ -102,6 +102,16 @@ class Dialect(ABC):
             return "multimodal"
         return None
 
+    def dp_rank(self, scheduler: Any) -> int | None:
+        """Which replica of a data-parallel server this scheduler is, or None without any."""
+        holder = getattr(scheduler, "ps", scheduler)  # on it from 0.5.13 to 0.5.20
+        if not hasattr(holder, "dp_rank"):
+            from sglang.srt.runtime_context import get_parallel
+
+            holder = get_parallel()
+        rank: int | None = holder.dp_rank
+        return rank
+
     def asked_for_hidden_states(self, batch: Any) -> bool:
         """Whether a request of this ScheduleBatch is to return the target's hidden states."""
         # On some releases the batch's flag outlives the request that has set it.
