@@ -92,8 +92,7 @@ def _status(client: Client, *, as_json: bool) -> int:
     elif not states:
         raise CtlError("the server names no scheduler")
     else:
-        for number, state in enumerate(states):
-            print("\n".join(_prefixed(number, len(states), _status_lines(state))))
+        _print([_status_lines(state) for state in states])
     good = (state and (state["state"] == IN_FORCE or state.get("paused")) for state in states)
     return OK if all(good) else FAILED
 
@@ -105,8 +104,8 @@ def _status_lines(state: dict[str, Any] | None) -> list[str]:
         return [f"{state['state']}: {state.get('reason') or 'no Scheduler has been built'}"]
     lines = [
         f"{_state(state)}, policy {state['policy']}",
-        f"latest step: {state['num_steps']} draft steps of {_or(state['ladder'])}, batch size "
-        f"{state['batch_size']}",
+        f"latest step: {state['num_steps']} draft steps (of {_listed(state['ladder'])}), batch "
+        f"size {state['batch_size']}",
     ]
     for num_steps, count in state["by_num_steps"].items():
         per_step = count["tokens"] / max(1, count["requests"])
@@ -118,7 +117,8 @@ def _status_lines(state: dict[str, Any] | None) -> list[str]:
         lines.append(f"changes: {changes['applied']} made, {changes['refused']} refused")
     last = state.get("last_change")
     if last:
-        why = "" if last["accepted"] else f", refused: {last['reason']}"
+        # The lines below the first show where in the text.
+        why = "" if last["accepted"] else f", refused: {last['reason'].splitlines()[0]}"
         lines.append(f"latest change: {last['what']}{why}")
     return lines
 
@@ -144,9 +144,7 @@ def _change(client: Client, asked: Change, *, as_json: bool) -> int:
     outcomes = answer["schedulers"]
     if not outcomes:
         print(f"refused: {answer['reason']}")
-    for number, outcome in enumerate(outcomes):
-        lines = _outcome_lines(outcome, dry_run=asked.dry_run)
-        print("\n".join(_prefixed(number, len(outcomes), lines)))
+    _print([_outcome_lines(outcome, dry_run=asked.dry_run) for outcome in outcomes])
     return OK if answer["accepted"] else FAILED
 
 
@@ -173,12 +171,19 @@ def _in_force(found: dict[str, Any]) -> str:
     return f"policy {found['policy']}"
 
 
-def _prefixed(number: int, of: int, lines: list[str]) -> list[str]:
-    return lines if of == 1 else [f"scheduler {number}: {line}" for line in lines]
+def _print(blocks: list[list[str]]) -> None:
+    """Print what each scheduler says; once, where all say the same."""
+    if all(lines == blocks[0] for lines in blocks):
+        for line in blocks[0] if blocks else ():
+            print(line)
+        return
+    for number, lines in enumerate(blocks):
+        for line in lines:
+            print(f"scheduler {number}: {line}")
 
 
-def _or(values: list[int]) -> str:
-    return " or ".join(map(str, values))
+def _listed(values: list[int]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _pair(text: str) -> tuple[str, float]:
