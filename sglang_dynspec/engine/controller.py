@@ -313,7 +313,7 @@ class Controller:
         """Fall back to SGLang's own behaviour for good, and say so once."""
         if self.failure is not None:
             return
-        self.failure = f"{what}: {_describe(error)}"
+        self.failure = f"{what}: {describe(error)}"
         if self._ranks is not None and self._ranks.leads:
             self._ranks.wish(static=self.failure)
         self._say_static(error)
@@ -329,7 +329,7 @@ class Controller:
             self.fail(what, error)
             return
         # Not at once: the other ranks do not know yet.
-        self._ranks.wish(static=f"{what}: {_describe(error)}")
+        self._ranks.wish(static=f"{what}: {describe(error)}")
         logger.error("sglang_dynspec: %s.", what, exc_info=error)
 
     def _heed(self) -> None:
@@ -382,7 +382,7 @@ class Controller:
         try:
             return self.policy.explain()
         except Exception as error:
-            return {"error": _describe(error)}
+            return {"error": describe(error)}
 
     def _policy_text(self) -> str:
         try:
@@ -466,7 +466,7 @@ class Controller:
         )
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Kind and message of an exception, whatever its own ``__str__`` does."""
     try:
         return f"{type(error).__name__}: {error}"

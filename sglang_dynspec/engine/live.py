@@ -16,8 +16,8 @@ from typing import Any
 
 from sglang_dynspec.engine import change as changes
 from sglang_dynspec.engine.change import Change
-from sglang_dynspec.engine.controller import ASKED, FORCED, POLICY, Controller
-from sglang_dynspec.errors import ChangeError, DynspecError, PolicyError
+from sglang_dynspec.engine.controller import ASKED, FORCED, POLICY, Controller, describe
+from sglang_dynspec.errors import ChangeError, DynspecError
 from sglang_dynspec.policy._tune import tuned
 from sglang_dynspec.policy.base import BatchView, Policy
 from sglang_dynspec.policy.text import parse_policy, policy_text
@@ -137,7 +137,7 @@ def request(
     except DynspecError as error:
         result = str(error)
     except (Exception, SystemExit) as error:  # a policy of somebody's may do anything when made
-        result = f"{type(error).__name__}: {error}"
+        result = describe(error)
         logger.exception("sglang_dynspec: a change failed, and nothing has been changed")
     outcome = made.note(what, asked, result)
     if controller is None or controller.asks:
@@ -280,7 +280,7 @@ def _asked_once(text: str, controller: Controller, view: BatchView) -> tuple[int
     except (Exception, SystemExit) as error:
         raise ChangeError(
             f"policy {changes.short(text)} fails in decide() for the latest batch, "
-            f"{type(error).__name__}: {error}; correct it and send it again"
+            f"{describe(error)}; correct it and send it again"
         ) from error
 
 
@@ -294,7 +294,7 @@ def _view(controller: Controller) -> BatchView:
 def _policy_text(controller: Controller) -> str:
     try:
         return policy_text(controller.policy)
-    except PolicyError:
+    except Exception:  # put here by a test, say, and without a text form
         return type(controller.policy).__name__
 
 
