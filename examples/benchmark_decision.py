@@ -2,6 +2,9 @@
 
     python examples/benchmark_decision.py [--policy "batch_size(off_at=32, on_at=24)"] [--batch 256]
 
+Decisions are also timed with a trace of them beside without, by turns: with few lines (one every
+100 decisions) and with a line for each.
+
 Runs the CPU engine in this process, so SGLang must be installed. "In place" is between two forwards
 on the CPU, which leave nothing of ours in its caches; "back to back" is what a server with a GPU,
 whose processor does little else, comes closer to.
@@ -11,32 +14,39 @@ from __future__ import annotations
 
 import argparse
 import copy
+import os
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import sglang_dynspec
+from sglang_dynspec.settings import Settings
 from sglang_dynspec.testing import cpu_engine
 
 BURST = 1000
 BURST_AT = 10  # a call well within the run
 
 
+by_trace: dict[str, list[float]] = {}
+"""Seconds of a decision that is taken, see `burst_by_trace`."""
+
+
 class Stopwatch:
     """Stands in a function's place and times every call; at one of them also many in a row."""
 
     def __init__(self, function: Callable[..., Any], burst: Callable[..., list[float]]) -> None:
-        self._function, self._burst = function, burst
+        self.function, self._burst = function, burst
         self.in_place: list[float] = []
         self.in_a_row: list[float] = []
 
     def __call__(self, *args: Any) -> Any:
         if len(self.in_place) == BURST_AT:
-            self.in_a_row = self._burst(self._function, *args)
-        return clock(lambda: self._function(*args), self.in_place)
+            self.in_a_row = self._burst(self.function, *args)
+        return clock(lambda: self.function(*args), self.in_place)
 
 
 def clock(call: Callable[[], Any], into: list[float]) -> Any:
@@ -49,11 +59,53 @@ def clock(call: Callable[[], Any], into: list[float]) -> Any:
 
 def burst_of_decisions(decide: Callable[..., Any], runtime: Any, batch: Any) -> list[float]:
     """Decide on the same batch over and over, with a controller beside the one in force."""
+    by_trace.update(burst_by_trace(decide, runtime, batch))
     aside = replace(runtime, controller=copy.deepcopy(runtime.controller))
     times: list[float] = []
     for _ in range(BURST):
         clock(lambda: decide(aside, batch), times)
     return times
+
+
+TRACED = {"without a trace": None, "with a trace": 100, "with a line for each": 1}
+"""Decisions from one line to the next."""
+ROUNDS = 20
+
+
+def burst_by_trace(decide: Callable[..., Any], runtime: Any, batch: Any) -> dict[str, list[float]]:
+    """Decide on the same batch and take the decision, over and over, with a trace and without."""
+    from sglang_dynspec.engine.runtime import DECISION
+
+    def once(aside: Any) -> None:
+        decide(aside, batch)
+        aside.controller.take(vars(batch.spec_info)[DECISION])
+
+    times: dict[str, list[float]] = {name: [] for name in TRACED}
+    with tempfile.TemporaryDirectory() as folder:
+        asides = {
+            name: with_trace(runtime, os.path.join(folder, f"{every}.jsonl"), every)
+            for name, every in TRACED.items()
+        }
+        for _ in range(ROUNDS):  # by turns, so that what else the machine does falls on all
+            for name, aside in asides.items():
+                for _ in range(BURST // ROUNDS):
+                    clock(lambda aside=aside: once(aside), times[name])
+        for name, aside in asides.items():
+            aside.controller.end_trace()
+            if aside.controller.trace is not None:
+                print(f"{name}: {aside.controller.trace.as_dict()}")
+    return times
+
+
+def with_trace(runtime: Any, file: str, every: int | None) -> Any:
+    """A runtime beside the one in force, whose decisions are traced."""
+    from sglang_dynspec.engine import tracing
+
+    aside = replace(runtime, controller=copy.deepcopy(runtime.controller))
+    if every is not None:
+        settings = Settings(trace_every=every)
+        aside.controller.trace = tracing.begin(aside, file, settings, "")
+    return aside
 
 
 def burst_of_outcomes(observe: Callable[..., Any], runtime: Any, result: Any) -> list[float]:
@@ -76,6 +128,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=60, help="tokens for each request")
     options = parser.parse_args()
 
+    os.environ.update(cpu_engine.environment())
     cpu_engine.install()
     sglang_dynspec.activate(policy=options.policy, strict=True)
     from sglang_dynspec.engine import batch_prep, install, results
@@ -100,18 +153,23 @@ def main() -> None:
     print(f"{status['steps']} decode steps at batch {options.batch}, {status['by_num_steps']}")
     row("decision, back to back", decide.in_a_row)
     row("outcome, back to back", observe.in_a_row)
+    for name, times in by_trace.items():
+        usual = by_trace["without a trace"]
+        median = statistics.median(times) / statistics.median(usual)
+        mean = statistics.fmean(times) / statistics.fmean(usual)
+        row(f"taken, {name}", times, f"; {median:.3f} of without, mean {mean:.3f}")
     row("decision, in place", decide.in_place)
     row("outcome, in place", observe.in_place)
     share = (sum(decide.in_place) + sum(observe.in_place)) / seconds
     print(f"in place together {100 * share:.3f}% of the {seconds:.1f} s that the run took here")
 
 
-def row(name: str, times: list[float]) -> None:
+def row(name: str, times: list[float], more: str = "") -> None:
     """Print microseconds."""
     micro = sorted(1e6 * t for t in times)
     print(
-        f"{name:23} median {statistics.median(micro):6.1f} us, "
-        f"99th percentile {micro[int(0.99 * len(micro))]:6.1f} us, {len(micro)} times"
+        f"{name:27} median {statistics.median(micro):6.1f} us, "
+        f"99th percentile {micro[int(0.99 * len(micro))]:6.1f} us, {len(micro)} times{more}"
     )
 
 

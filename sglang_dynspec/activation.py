@@ -52,6 +52,8 @@ def activate(
     draft_state: str | None = None,
     catch_up_bytes: int | None = None,
     steps: Sequence[int] | None = None,
+    trace: str | os.PathLike[str] | None = None,
+    trace_every: int | None = None,
     strict: bool | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> None:
@@ -70,6 +72,9 @@ def activate(
             512 MiB, or 1% of the GPU's memory where that is less.
         steps: draft steps that can be run beside 0 and the server's ``--speculative-num-steps``,
             for example ``[0, 1, 3]``; from SGLang 0.5.12 on.
+        trace: a file in a folder that is there, for a line of JSON whenever num_steps changes, and
+            at other steps now and then; ``python -m sglang_dynspec plot`` draws it.
+        trace_every: decode steps after which the trace gets a line in any case, 100 by default.
         strict: stop the server where dynspec cannot be in force, instead of running without it.
         config: a TOML file with the same names.
 
@@ -84,6 +89,8 @@ def activate(
         draft_state=draft_state,
         catch_up_bytes=catch_up_bytes,
         steps=steps,
+        trace=trace,
+        trace_every=trace_every,
         strict=strict,
         config=config,
     )
@@ -210,7 +217,7 @@ def _on_http_import(http_server: Any) -> None:
 
 def _settings() -> Settings:
     settings = _active.settings if _active is not None else None
-    return settings if settings is not None else Settings.resolve()
+    return settings if settings is not None else Settings.resolve(trace_folder=False)
 
 
 def variables_for_children() -> dict[str, str]:

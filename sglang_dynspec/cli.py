@@ -60,6 +60,11 @@ COMMANDS = (
         "run policies against a model of a server, without a GPU",
         "sglang_dynspec.simulate.command",
     ),
+    Command(
+        "plot",
+        "draw the decisions that a server has traced",
+        "sglang_dynspec.observe.command",
+    ),
 )
 
 

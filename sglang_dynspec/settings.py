@@ -29,6 +29,8 @@ _VARIABLES = {
     "draft_state": "SGLANG_DYNSPEC_DRAFT_STATE",
     "catch_up_bytes": "SGLANG_DYNSPEC_CATCH_UP_BYTES",
     "steps": "SGLANG_DYNSPEC_STEPS",
+    "trace": "SGLANG_DYNSPEC_TRACE",
+    "trace_every": "SGLANG_DYNSPEC_TRACE_EVERY",
     "strict": STRICT_VARIABLE,
 }
 _KNOWN_VARIABLES = (*_VARIABLES.values(), CONFIG_VARIABLE, "SGLANG_DYNSPEC_CPU_ENGINE")
@@ -38,6 +40,8 @@ _DRAFT_STATES = ("catch_up", "warm", "skip")
 # As SGLang reads its own boolean variables.
 _TRUE = ("true", "1", "yes", "y")
 _FALSE = ("false", "0", "no", "n")
+
+_TRACE_EVERY = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,10 @@ class Settings:
     steps: tuple[int, ...] = ()
     """Draft steps that can be run beside 0 and the server's ``--speculative-num-steps``, ascending;
     these two may be named as well."""
+    trace: str | None = None
+    """The file that decisions are traced to (absolute), or None."""
+    trace_every: int = _TRACE_EVERY
+    """Decode steps after which the trace gets a line where num_steps has not changed."""
     strict: bool = False
     """Whether a reason not to be in force stops the server."""
 
@@ -88,9 +96,12 @@ class Settings:
         draft_state: str | None = None,
         catch_up_bytes: int | None = None,
         steps: Sequence[int] | None = None,
+        trace: str | os.PathLike[str] | None = None,
+        trace_every: int | None = None,
         strict: bool | None = None,
         config: str | os.PathLike[str] | None = None,
         environ: Mapping[str, str] | None = None,
+        trace_folder: bool = True,
     ) -> Settings:
         """Return the settings of arguments, environment and file.
 
@@ -99,10 +110,15 @@ class Settings:
             draft_state: ``"catch_up"``, ``"warm"`` or ``"skip"``.
             catch_up_bytes: memory for what the draft is to catch up with.
             steps: draft steps that can be run beside 0 and the server's own.
+            trace: the file that decisions are traced to.
+            trace_every: decode steps after which it gets a line in any case.
             strict: stop the server instead of running without dynspec.
             config: a TOML file with the keys ``policy``, ``draft_state``, ``catch_up_bytes``,
-                ``steps`` and ``strict``; instead of the one named by ``SGLANG_DYNSPEC_CONFIG``.
+                ``steps``, ``trace``, ``trace_every`` and ``strict``; instead of the one named by
+                ``SGLANG_DYNSPEC_CONFIG``.
             environ: variables; ``os.environ`` by default. An empty one counts as not set.
+            trace_folder: require the trace's folder to be there. A server that is being started
+                does not: it says what is wrong and runs without the trace.
 
         Raises:
             PolicyError: the argument ``policy`` cannot be read, or cannot reach a spawned process.
@@ -114,12 +130,17 @@ class Settings:
             "draft_state": draft_state,
             "catch_up_bytes": catch_up_bytes,
             "steps": steps,
+            "trace": trace,
+            "trace_every": trace_every,
             "strict": strict,
         }
         path = config if config is not None else environ.get(CONFIG_VARIABLE, "").strip() or None
         from_file = {} if path is None else _read_file(_path(path))
         from_arguments = _checked({k: v for k, v in given.items() if v is not None}, _ARGUMENT)
-        return cls(**{**from_file, **_read_environment(environ), **from_arguments})
+        settings = cls(**{**from_file, **_read_environment(environ), **from_arguments})
+        if trace_folder:
+            _require_folder(settings.trace)
+        return settings
 
     def to_environment(self) -> dict[str, str]:
         """Return the variables that give spawned processes these settings.
@@ -132,6 +153,8 @@ class Settings:
             _VARIABLES["draft_state"]: self.draft_state,
             _VARIABLES["catch_up_bytes"]: str(self.catch_up_bytes or ""),
             _VARIABLES["steps"]: ",".join(map(str, self.steps)),
+            _VARIABLES["trace"]: self.trace or "",
+            _VARIABLES["trace_every"]: str(self.trace_every),
             STRICT_VARIABLE: "1" if self.strict else "0",
             CONFIG_VARIABLE: "",
         }
@@ -193,6 +216,8 @@ def _checked(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
         "draft_state": _draft_state,
         "catch_up_bytes": _bytes,
         "steps": _steps,
+        "trace": _trace,
+        "trace_every": _trace_every,
         "strict": _strict,
     }
     return {key: checks[key](value, f"{origin}{key}") for key, value in values.items()}
@@ -240,6 +265,43 @@ def _steps(value: Any, where: str) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
+def _trace(value: Any, where: str) -> str | None:
+    if value is None:
+        return None
+    try:
+        path = os.fsdecode(value)
+    except TypeError:
+        path = ""
+    # Children read it from a variable, which is stripped and may hold no null byte.
+    if not path or "\0" in path or path != path.strip() or path.endswith(os.sep):
+        raise ConfigError(f"{where} is {value!r}; give the path of a file, as in decisions.jsonl")
+    path = os.path.abspath(os.path.expanduser(path))
+    if os.path.isdir(path):
+        raise ConfigError(
+            f"{where} is {value!r}, which is a folder; give the path of a file, as in "
+            f"{os.path.join(path, 'decisions.jsonl')}"
+        )
+    return path
+
+
+def _require_folder(trace: str | None) -> None:
+    folder = os.path.dirname(trace or "")
+    if trace is not None and not os.path.isdir(folder):
+        raise ConfigError(
+            f"trace ({_VARIABLES['trace']}) is {trace!r}, but there is no folder {folder!r}; make "
+            "it, or name a file in a folder that is there"
+        )
+
+
+def _trace_every(value: Any, where: str) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(
+            f"{where} is {value!r}; it must be a number of decode steps, a whole number >= 1, as "
+            f"in {_TRACE_EVERY}"
+        )
+    return value
+
+
 def _strict(value: Any, where: str) -> bool:
     if not isinstance(value, bool):
         raise ConfigError(f"{where} is {value!r}, no boolean; write true or false")
@@ -261,6 +323,10 @@ def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             values[key] = _draft_state(text.lower(), variable)
         elif key == "catch_up_bytes":
             values[key] = _bytes(int(text) if text.isdecimal() else text, variable)
+        elif key == "trace":
+            values[key] = _trace(text, variable)
+        elif key == "trace_every":
+            values[key] = _trace_every(int(text) if text.isdecimal() else text, variable)
         elif key == "steps":
             values[key] = _numbers(text, variable)
         else:

@@ -95,7 +95,9 @@ SCRIPT = """
 
     if __name__ == "__main__":
         import sglang_dynspec
-        sglang_dynspec.activate(policy={policy}, draft_state={draft_state!r}, strict=True)
+        sglang_dynspec.activate(
+            policy={policy}, draft_state={draft_state!r}, trace=FOLDER + "/trace.jsonl", strict=True
+        )
         serve()
 """
 
@@ -172,6 +174,11 @@ def test_random_modes_then_another_policy_that_fails(tmp_path, expected):
     assert served.status["state"] == "static"
     assert "PlainUntilItFails" in served.status["error"]
     assert "RuntimeError: boom" in served.status["error"]
+    # Rank 0 alone has traced them.
+    _, *lines = map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines())
+    traced = {line["step"]: str(line["num_steps"]) for line in lines}
+    assert REPLACED_AT // 3 < len(traced) == len(lines)
+    assert all(modes[step] == num_steps for step, num_steps in traced.items())
 
 
 def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):

@@ -64,6 +64,8 @@ def test_environment() -> None:
         "SGLANG_DYNSPEC_DRAFT_STATE": "Skip",
         "SGLANG_DYNSPEC_CATCH_UP_BYTES": " 4096",
         "SGLANG_DYNSPEC_STEPS": " 3, 0,1 ",
+        "SGLANG_DYNSPEC_TRACE": " /trace.jsonl ",
+        "SGLANG_DYNSPEC_TRACE_EVERY": " 20",
         "SGLANG_DYNSPEC_STRICT": "Yes",
         "OTHER": "x",
     }
@@ -72,6 +74,8 @@ def test_environment() -> None:
         draft_state="skip",
         catch_up_bytes=4096,
         steps=(0, 1, 3),
+        trace="/trace.jsonl",
+        trace_every=20,
         strict=True,
     )
     assert Settings.from_environment(environ) == resolve(environ=environ) == expected
@@ -86,8 +90,16 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
 def test_file(write: WriteFile) -> None:
     path = write(
         'policy = """never &\n  always"""\ndraft_state = "skip"\nsteps = [1]\nstrict = true\n'
+        'trace = "/trace.jsonl"\ntrace_every = 7\n'
     )
-    expected = Settings(policy="never & always", draft_state="skip", steps=(1,), strict=True)
+    expected = Settings(
+        policy="never & always",
+        draft_state="skip",
+        steps=(1,),
+        trace="/trace.jsonl",
+        trace_every=7,
+        strict=True,
+    )
     assert resolve(config=path) == expected
     assert resolve(config=Path(path)) == expected
     assert resolve(environ={"SGLANG_DYNSPEC_CONFIG": path}) == expected
@@ -149,6 +161,8 @@ settings_ = st.builds(
     draft_state=st.sampled_from(["catch_up", "warm", "skip"]),
     catch_up_bytes=st.none() | st.integers(1, 1 << 40),
     steps=st.lists(st.integers(0, 16), max_size=5),
+    trace=st.none() | st.sampled_from(["/trace.jsonl", "/a trace", "trace"]),
+    trace_every=st.integers(1, 1 << 40),
     strict=st.booleans(),
 )
 
@@ -166,6 +180,8 @@ def test_nothing_that_stood_there_before_shows_through() -> None:
         "SGLANG_DYNSPEC_POLICY": "always",
         "SGLANG_DYNSPEC_DRAFT_STATE": "skip",
         "SGLANG_DYNSPEC_STEPS": "1",
+        "SGLANG_DYNSPEC_TRACE": "/no/such/folder/trace.jsonl",
+        "SGLANG_DYNSPEC_TRACE_EVERY": "0",
         "SGLANG_DYNSPEC_STRICT": "1",
         "SGLANG_DYNSPEC_CONFIG": "/no/such/file",
     }
@@ -237,6 +253,24 @@ def test_a_wrong_argument_is_a_policy_error_and_the_rest_config_errors(write: Wr
         ({"steps": "0,1"}, ["steps is '0,1'", "a list"]),
         ({"environ": {"SGLANG_DYNSPEC_STEPS": "0;1"}}, ["SGLANG_DYNSPEC_STEPS", "'0;1'", "0,1,3"]),
         ({"environ": {"SGLANG_DYNSPEC_STEPS": "-1"}}, ["SGLANG_DYNSPEC_STEPS is '-1'", "0,1,3"]),
+        ({"trace": 3}, ["trace is 3", "path of a file"]),
+        ({"trace": "a\0b"}, ["trace is", "path of a file"]),
+        ({"trace": "/"}, ["trace is '/'", "path of a file"]),
+        ({"trace": "/proc"}, ["trace is '/proc'", "a folder", "/proc/decisions.jsonl"]),
+        (
+            {"trace": "/no/such/t.jsonl"},
+            ["SGLANG_DYNSPEC_TRACE", "'/no/such/t.jsonl'", "no folder '/no/such'", "make it"],
+        ),
+        (
+            {"environ": {"SGLANG_DYNSPEC_TRACE": "/no/such/t.jsonl"}},
+            ["SGLANG_DYNSPEC_TRACE", "no folder '/no/such'"],
+        ),
+        ({"trace_every": 0}, ["trace_every is 0", "decode steps", ">= 1", "100"]),
+        ({"trace_every": True}, ["trace_every is True", "whole number"]),
+        (
+            {"environ": {"SGLANG_DYNSPEC_TRACE_EVERY": "often"}},
+            ["SGLANG_DYNSPEC_TRACE_EVERY is 'often'", "whole number"],
+        ),
         ({"strict": "yes"}, ["strict", "'yes'", "true or false"]),
         ({"strict": 1}, ["strict", "1", "true or false"]),
         ({"policy": 3}, ["3 is no policy", "instance"]),
@@ -286,6 +320,8 @@ def test_wrong_values(arguments: dict[str, object], words: list[str]) -> None:
         ("draft_state = 1", ["draft_state is 1", "'warm'"]),
         ("steps = 3", ["steps is 3", "[0, 1, 3]"]),
         ("steps = [1.5]", ["steps is [1.5]", "whole numbers"]),
+        ("trace = 1", ["trace is 1", "path of a file"]),
+        ("trace_every = 1.5", ["trace_every is 1.5", "whole number"]),
         ("strict = 'yes'", ["strict is 'yes'", "true or false"]),
         ("strict = 1", ["strict is 1", "true or false"]),
         ("\npolicy = never\n", ["not valid TOML", "line 2"]),
@@ -307,6 +343,20 @@ def test_a_file_that_is_no_utf8(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="UTF-8") as caught:
         resolve(config=path)
     assert str(path) in str(caught.value)
+
+
+def test_the_path_of_a_trace_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("trace.jsonl", Path("trace.jsonl"), "~/trace.jsonl"):
+        assert resolve(trace=path).trace == str(tmp_path / "trace.jsonl")
+
+
+def test_a_server_that_starts_does_not_ask_for_the_folder_of_a_trace() -> None:
+    settings = resolve(trace="/no/such/trace.jsonl", trace_folder=False)
+    assert settings.trace == "/no/such/trace.jsonl"
 
 
 # --- unknown variables ------------------------------------------------------------------------

@@ -107,10 +107,12 @@ def _others(settings: Settings) -> Finding:
         "settings.others",
         "ok",
         f"draft state {settings.draft_state}, draft steps {steps}, "
-        f"strict {'on' if settings.strict else 'off'}",
+        f"strict {'on' if settings.strict else 'off'}"
+        f"{f', trace {settings.trace}' if settings.trace else ''}",
         details={
             "draft_state": settings.draft_state,
             "steps": list(settings.steps),
+            "trace": settings.trace,
             "strict": settings.strict,
         },
     )

@@ -234,6 +234,12 @@ COMMON: tuple[Name, ...] = (
             "enable_return_hidden_states",
         ),
     ),
+    Name(
+        "sglang.srt.server_args:ServerArgs",
+        "read",
+        "what the trace of decisions says of a server",
+        fields=("model_path",),
+    ),
     *(
         Name(
             f"sglang.srt.mem_cache.memory_pool:{pool}",

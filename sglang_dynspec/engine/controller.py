@@ -20,6 +20,7 @@ from sglang_dynspec.policy.text import policy_text
 
 if TYPE_CHECKING:
     from sglang_dynspec.engine.ranks import Ranks
+    from sglang_dynspec.engine.tracing import Trace
 
 logger = logging.getLogger("sglang_dynspec")
 
@@ -61,6 +62,8 @@ class Decision:
     """What the draft is to take in before the step, as `CatchUp.plan` made it, or None."""
     postponed: bool = False
     """Whether speculation was wanted, and the draft first takes in a part of what it has missed."""
+    view: BatchView | None = None
+    """What the policy saw."""
 
 
 @dataclass(slots=True)
@@ -136,6 +139,8 @@ class Controller:
         """What steps take, where that has been timed at start."""
         self.decision_seconds: deque[float] = deque(maxlen=512)
         """What the latest decisions have taken, until somebody takes them out."""
+        self.trace: Trace | None = None
+        """Writes decisions down, if that is asked for."""
         self._clock = clock
         self._ranks = ranks
         self._paused = False
@@ -208,6 +213,11 @@ class Controller:
         self._released = True
         return True
 
+    def end_trace(self) -> None:
+        """End the trace, if there is one, with what has ended since its last line."""
+        if self.trace is not None:
+            self.trace.close(self.counts, self.policy)
+
     def observe_timings(self, timings: Sequence[StepTiming]) -> None:
         """Tell the policy what steps take, as timed at start."""
         self.timings = timings
@@ -232,7 +242,9 @@ class Controller:
         self._heed()
         num_steps, passthrough = self._ask(view, blocked)
         reason = passthrough or self._overruled(view)[0] or POLICY
-        return Decision(self._step, num_steps, passthrough, view.batch_size, started, reason)
+        return Decision(
+            self._step, num_steps, passthrough, view.batch_size, started, reason, view=view
+        )
 
     def decided(self, decision: Decision) -> None:
         """Note what a decision has taken, with all that is decided beside the policy."""
@@ -246,12 +258,12 @@ class Controller:
         if decision.passthrough is not None:
             self.counts.passthrough[decision.passthrough] += 1
         self.counts.postponed += decision.postponed
-        self._ran(decision.num_steps, CATCHING_UP if decision.postponed else decision.reason)
+        self._ran(decision, CATCHING_UP if decision.postponed else decision.reason)
 
     def instead(self, decision: Decision) -> None:
         """Note that SGLang runs a step of its own for a plain one that failed."""
         decision.num_steps = self.ladder[-1]
-        self._ran(decision.num_steps, FAILURE)
+        self._ran(decision, FAILURE)
 
     def wants_draft_prefill(self, view: BatchView) -> bool:
         """Ask the policy whether a prefill needs the draft model's as well; it does where SGLang
@@ -374,6 +386,7 @@ class Controller:
             "draft_prefills_skipped": self.counts.draft_prefills_skipped,
             "postponed": self.counts.postponed,
             "explanation": self._explanation(),
+            "trace": self.trace and self.trace.as_dict(),
             "error": self.failure,
         }
 
@@ -397,10 +410,12 @@ class Controller:
         left = forced.until - self._clock()
         return {"num_steps": forced.num_steps, "seconds_left": left if left < math.inf else None}
 
-    def _ran(self, num_steps: int, reason: str) -> None:
-        if num_steps != self.last_num_steps:
+    def _ran(self, decision: Decision, reason: str) -> None:
+        previous, self.last_num_steps = self.last_num_steps, decision.num_steps
+        if decision.num_steps != previous:
             self.counts.switches[reason] += 1
-            self.last_num_steps = num_steps
+        if self.trace is not None:
+            self.trace.taken(decision, previous, reason, self.counts, self.policy)
 
     def _ask(self, view: BatchView, blocked: str | None) -> tuple[int, str | None]:
         most = self.ladder[-1]

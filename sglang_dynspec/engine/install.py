@@ -75,6 +75,7 @@ def disarm() -> None:
     _state.settings_source = None
     # Where ranks must agree, the wrappers stay until all have heard of it, and pass through then.
     if _state.runtime is not None and _state.runtime.controller.release():
+        _state.runtime.controller.end_trace()
         _state.runtime = None
 
 
@@ -250,9 +251,12 @@ def _engage(scheduler: Any, settings: Settings) -> None:
             "to SGLang from now on.",
         )
         _state.runtime.controller.release()
+        _state.runtime.controller.end_trace()
     _state.runtime = runtime
     _state.scheduler_seen = True
     _say_in_force(runtime, settings)
+    if settings.trace is not None:
+        _trace(runtime, settings.trace, settings)
 
 
 def _say_in_force(runtime: Runtime, settings: Settings) -> None:
@@ -273,6 +277,18 @@ def _say_in_force(runtime: Runtime, settings: Settings) -> None:
     policy = runtime.controller.policy
     for says, fix in unreached(policy, most_requests=most, num_steps=ladder[-1]):
         _say(logging.WARNING, "sglang_dynspec: %s; %s.", says, fix)
+
+
+def _trace(runtime: Runtime, path: str, settings: Settings) -> None:
+    """Trace decisions to a file, if they are taken on this rank."""
+    from sglang_dynspec.engine import tracing
+
+    if runtime.ranks is not None and not runtime.ranks.leads:
+        return
+    try:
+        runtime.controller.trace = tracing.begin(runtime, path, settings, installed_release())
+    except Exception as error:
+        _say(logging.WARNING, "sglang_dynspec: the trace could not be begun.", exc_info=error)
 
 
 def _ranks(scheduler: Any, most: int) -> Ranks | None:

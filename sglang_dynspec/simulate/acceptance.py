@@ -33,6 +33,12 @@ class Acceptance:
         swing = 0.5 - 0.5 * math.cos(2 * math.pi * now / self.period)
         return self.low + (self.high - self.low) * swing
 
+    def in_words(self) -> str:
+        """Return it for a report."""
+        if self.low == self.high:
+            return f"{self.low:g}"
+        return f"{self.low:g} to {self.high:g} and back in {self.period:g} s"
+
 
 class Drafts:
     """Draws accept lengths: each draft token is accepted with one probability, given that all

@@ -165,8 +165,8 @@ def _short(name: str) -> str:
 def _title(report: Report) -> str:
     costs, acceptance = report.scenario.costs, report.scenario.acceptance
     backend = f" ({costs.backend})" if costs.backend else ""
-    accept = f"{acceptance.low:g}"
+    accept = f"{acceptance.low:.3g}"
     if acceptance.high != acceptance.low:
-        accept += f" to {acceptance.high:g}"
+        accept += f" to {acceptance.high:.3g}"
     load = describe_load(report).partition(";")[0]
     return f"Simulated: {report.table.source}{backend}  |  {load}  |  accept length {accept}"

@@ -12,12 +12,20 @@ from typing import Any
 
 from sglang_dynspec.errors import ConfigError, PolicyError
 from sglang_dynspec.measured import Table, read_table, shipped_tables
+from sglang_dynspec.observe.trace_file import TraceFile
+from sglang_dynspec.observe.trace_file import read_trace as read_decisions
 from sglang_dynspec.policy import Policy, parse_policy
 from sglang_dynspec.simulate.acceptance import MOST_REQUESTS, Acceptance
 from sglang_dynspec.simulate.baselines import BestThreshold, SglangAdaptive, best_threshold
 from sglang_dynspec.simulate.costs import StepCosts
 from sglang_dynspec.simulate.load import MOST_TOKENS, SHAPES, Load, read_trace, shape
 from sglang_dynspec.simulate.progress import Update, progress
+from sglang_dynspec.simulate.replay import (
+    OUTPUT_TOKENS,
+    ReplayedLoad,
+    acceptance_of,
+    costs_of,
+)
 from sglang_dynspec.simulate.report import Outcome, Report, as_json, as_text
 from sglang_dynspec.simulate.scenario import Scenario
 from sglang_dynspec.simulate.server import Machine
@@ -53,6 +61,10 @@ loads (--load):
   bursts                --low, and --high in 5 s of every 30
   diurnal               a sine from --low to --high and back, twice
 
+a replay (--replay):    what a server with SGLANG_DYNSPEC_TRACE=FILE has written: its batch sizes
+                        and accept lengths over time and, without --table, the seconds of its own
+                        steps where it ran enough of them
+
 a trace (--trace):      CSV with the header arrival,prompt_tokens,output_tokens, or one JSON object
                         a line with these keys; arrival in seconds
 
@@ -87,10 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_costs(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--table",
-        default=DEFAULT_TABLE,
         metavar="FILE",
         help="measured throughput, as advise takes it, or a shipped table's name "
-        "(default: %(default)s)",
+        f"(default: {DEFAULT_TABLE})",
     )
     group.add_argument("--backend", metavar="NAME", help="its attention backend (default: first)")
     group.add_argument(
@@ -115,6 +126,9 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         f"{_USUAL_MOST}; square: half and twice the crossover)",
     )
     group.add_argument("--trace", metavar="FILE", help="requests with their arrivals, see below")
+    group.add_argument(
+        "--replay", metavar="FILE", help="the decisions that a server has traced, see below"
+    )
     group.add_argument("--duration", metavar="S", help="simulated seconds (default: 600)")
     group.add_argument(
         "--prompt-tokens",
@@ -134,7 +148,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--max-running-requests", metavar="N", default=256, help="(default: %(default)s)"
+        "--max-running-requests", metavar="N", help="(default: 256; of a replay: the server's)"
     )
     group.add_argument(
         "--prefill-rate",
@@ -169,9 +183,8 @@ def run(arguments: argparse.Namespace) -> int:
         # Before the work, not after it.
         check_matplotlib()
         _make(arguments.output)
-    table = read_table(arguments.table)
-    scenario, load = _scenario(arguments, table)
-    report = Report(table, scenario, load, compare(scenario, names))
+    table, scenario, load, notes = _asked(arguments)
+    report = Report(table, scenario, load, compare(scenario, names), notes)
     content = as_json(report)
     if arguments.output is not None:
         _write(report, content, arguments.output)
@@ -243,23 +256,96 @@ def _check_policy(name: str) -> None:
 # --- the scenario -------------------------------------------------------------------------------
 
 
-def _scenario(arguments: argparse.Namespace, table: Table) -> tuple[Scenario, dict[str, Any]]:
-    most = table.num_steps + 1
-    given = arguments.accept_length
-    measured = None if given is None else number("--accept-length", given, 1, most)
-    costs = StepCosts(table, arguments.backend, measured)
+_Asked = tuple[Table, Scenario, dict[str, Any], Sequence[str]]
+"""Measurements, what follows from them, the load as it was asked for, and notes."""
+
+
+def _asked(arguments: argparse.Namespace) -> _Asked:
+    if arguments.replay is not None:
+        return _replay(arguments)
+    table = read_table(arguments.table or DEFAULT_TABLE)
+    costs = _costs(arguments, table)
     acceptance = _acceptance(arguments.accept, costs)
     load, described = _load(arguments, costs)
+    return table, _scenario(arguments, costs, load, acceptance), described, ()
+
+
+def _costs(arguments: argparse.Namespace, table: Table) -> StepCosts:
+    given = arguments.accept_length
+    most = table.num_steps + 1
+    measured = None if given is None else number("--accept-length", given, 1, most)
+    return StepCosts(table, arguments.backend, measured)
+
+
+def _scenario(
+    arguments: argparse.Namespace,
+    costs: StepCosts,
+    load: Load,
+    acceptance: Acceptance,
+    most_requests: int = _USUAL_MOST,
+) -> Scenario:
     rate = arguments.prefill_rate
     machine = Machine(
-        max_running_requests=whole(
-            "--max-running-requests", arguments.max_running_requests, 1, MOST_REQUESTS
+        max_running_requests=_given(
+            arguments, "max_running_requests", most_requests, 1, MOST_REQUESTS
         ),
         prefill_tokens_per_s=None if rate is None else number("--prefill-rate", rate, 1, 1e12),
         noise=number("--noise", arguments.noise, 0, 0.5),
     )
     seed = whole("--seed", arguments.seed, 0, 2**63)
-    return Scenario(costs, load, acceptance, machine, seed), described
+    return Scenario(costs, load, acceptance, machine, seed)
+
+
+def _replay(arguments: argparse.Namespace) -> _Asked:
+    _refuse(arguments, "--replay", "trace", "load", "low", "high", "duration", "prompt_tokens")
+    trace = read_decisions(arguments.replay)
+    table, costs, said = _replayed_costs(arguments, trace)
+    acceptance: Acceptance | None = None
+    if arguments.accept is None:
+        acceptance = acceptance_of(trace, costs.num_steps)
+    source = "the trace" if acceptance is not None else "--accept"
+    if acceptance is None:
+        if arguments.accept is None:
+            source = f"the table: the trace has no speculative step, so {costs.accept_length:g}"
+        acceptance = _acceptance(arguments.accept, costs)
+    load = ReplayedLoad(trace, _given(arguments, "output_tokens", OUTPUT_TOKENS, 1, MOST_TOKENS))
+    most = trace.header.get("max_running_requests")
+    most = most if type(most) is int and 1 <= most <= MOST_REQUESTS else _USUAL_MOST
+    described = {
+        "kind": "replay",
+        "file": arguments.replay,
+        "prompt_tokens": load.prompt_tokens,
+        "output_tokens": load.output_tokens,
+    }
+    notes = (
+        f"From the trace: batch sizes and contexts over time. {said} Accept lengths from {source}. "
+        "When requests came and how long they were is not in a trace: whatever the policy, the "
+        "batch is as large as it was then.",
+    )
+    return table, _scenario(arguments, costs, load, acceptance, most), described, notes
+
+
+def _replayed_costs(
+    arguments: argparse.Namespace, trace: TraceFile
+) -> tuple[Table, StepCosts, str]:
+    """Measurements, what a step takes, and where that is from."""
+    given = [n for n in ("table", "backend", "accept_length") if getattr(arguments, n) is not None]
+    traced, said = (None, "asked for") if given else costs_of(trace)
+    if traced is not None:
+        name = os.path.basename(arguments.replay)
+        table = Table(name, "seconds of its own steps", traced.num_steps, None, ())
+        return table, traced, f"Step seconds from the trace: {said}."
+    table = read_table(arguments.table or DEFAULT_TABLE)
+    return table, _costs(arguments, table), f"Step seconds from the table {table.source}: {said}."
+
+
+def _refuse(arguments: argparse.Namespace, option: str, *names: str) -> None:
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} does not go with {option}, whose file says all of the "
+                "load; leave one of them out"
+            )
 
 
 def _acceptance(text: str | None, costs: StepCosts) -> Acceptance:
@@ -281,12 +367,8 @@ def _acceptance(text: str | None, costs: StepCosts) -> Acceptance:
 def _load(arguments: argparse.Namespace, costs: StepCosts) -> tuple[Load, dict[str, Any]]:
     if arguments.trace is None:
         return _shape(arguments, costs)
-    for name in ("load", "low", "high", "duration", "prompt_tokens", "output_tokens"):
-        if getattr(arguments, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')} does not go with --trace, whose file says all of the "
-                "load; leave one of them out"
-            )
+    names = ("load", "low", "high", "duration", "prompt_tokens", "output_tokens")
+    _refuse(arguments, "--trace", *names)
     trace = read_trace(arguments.trace)
     described = {"kind": "trace", "file": arguments.trace, "requests": len(trace.requests)}
     return trace, described

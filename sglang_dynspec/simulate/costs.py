@@ -153,7 +153,16 @@ def _usable(table: Table, backend: str | None) -> Sequence[Curve]:
 
 def _line(curve: Curve, mode: str, accept_length: float) -> _Line:
     points = [(p.c, rate) for p in curve.points if (rate := getattr(p, mode)) is not None]
+    return line_through([(c, c * accept_length / rate) for c, rate in points])
+
+
+def line_through(points: Sequence[tuple[float, float]]) -> _Line:
+    """Return the seconds of a step by its batch size, as measured.
+
+    Args:
+        points: requests, ascending, and seconds.
+    """
     return _Line(
         tuple(math.log(c) for c, _ in points),
-        tuple(math.log(c * accept_length / rate) for c, rate in points),
+        tuple(math.log(seconds) for _, seconds in points),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_dynspec.measured import Table
+from sglang_dynspec.simulate.replay import TracedCosts
 from sglang_dynspec.simulate.scenario import Scenario
 from sglang_dynspec.simulate.server import Interval, Result
 
@@ -35,6 +36,8 @@ class Report:
     load: dict[str, Any]
     """How the load was asked for: ``kind``, and ``low``, ``high`` or ``file``."""
     outcomes: Sequence[Outcome]
+    notes: Sequence[str] = ()
+    """What else there is to know of the conditions, as sentences."""
 
 
 # --- text ---------------------------------------------------------------------------------------
@@ -84,10 +87,11 @@ def conditions(report: Report) -> list[str]:
     return [
         f"Costs: {table.source}{backend}{': ' if table.title else ''}{table.title}",
         f"Load: {describe_load(report)}",
-        f"Accept length: {_describe_acceptance(scenario)} with {costs.num_steps} draft steps "
-        f"(measured with {costs.accept_length:g}{', assumed' if costs.assumed else ''})",
+        f"Accept length: {scenario.acceptance.in_words()} with {costs.num_steps} draft steps"
+        f"{_measured_with(report)}",
         f"Server: at most {machine.max_running_requests} running requests, {prefill}, "
         f"noise {100 * machine.noise:g}%, seed {scenario.seed}",
+        *report.notes,
     ]
 
 
@@ -97,6 +101,11 @@ def describe_load(report: Report) -> str:
     if asked["kind"] == "trace":
         name = os.path.basename(asked["file"])
         return f"trace {name}, {load.peak} requests over {load.duration:.4g} s"
+    if asked["kind"] == "replay":
+        return (
+            f"replay of {os.path.basename(asked['file'])}, batches up to {load.peak} requests, "
+            f"{load.duration:.4g} s; {asked['prompt_tokens']} tokens of context on average"
+        )
     levels = f"{asked['low']} to {asked['high']}" if asked["low"] is not None else asked["high"]
     return (
         f"{asked['kind']}, {levels} requests at once, {load.duration:g} s; prompts of "
@@ -104,11 +113,11 @@ def describe_load(report: Report) -> str:
     )
 
 
-def _describe_acceptance(scenario: Scenario) -> str:
-    acceptance = scenario.acceptance
-    if acceptance.low == acceptance.high:
-        return f"{acceptance.low:g}"
-    return f"{acceptance.low:g} to {acceptance.high:g} and back in {acceptance.period:g} s"
+def _measured_with(report: Report) -> str:
+    costs = report.scenario.costs
+    if isinstance(costs, TracedCosts):
+        return ""
+    return f" (measured with {costs.accept_length:g}{', assumed' if costs.assumed else ''})"
 
 
 def _grid(report: Report) -> Iterator[str]:
@@ -154,10 +163,12 @@ def as_json(report: Report) -> dict[str, Any]:
       measured_accept_length               of the speculative ones; assumed_accept_length: true
                                            if nobody said so
       load                                 kind; low, high, prompt_tokens, output_tokens of a
-                                           built-in load; file, requests of a trace
+                                           built-in load; file, requests of a trace; file,
+                                           prompt_tokens, output_tokens of a replay
       duration                             seconds until the load ends
       accept_length                        low, high, period (seconds)
       max_running_requests, prefill_tokens_per_s, noise, seed
+      notes                                a list of sentences, for people
     policies                               a list
       name, policy                         as asked for, and its text
       output_tok_s                         output tokens per simulated second
@@ -198,6 +209,7 @@ def _conditions(report: Report) -> dict[str, Any]:
         "prefill_tokens_per_s": machine.prefill_tokens_per_s,
         "noise": machine.noise,
         "seed": scenario.seed,
+        "notes": list(report.notes),
     }
 
 
