@@ -26,6 +26,7 @@ from sglang_dynspec.policy import Policy
 from sglang_dynspec.settings import Settings
 
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+HTTP_MODULE = "sglang.srt.entrypoints.http_server"
 BOOTSTRAP = str(Path(__file__).parent / "bootstrap")
 
 
@@ -186,11 +187,12 @@ def _about(active: _Active) -> dict[str, Any]:
 
 
 def _arm() -> None:
-    """Hook SGLang's scheduler module, now or when it is imported."""
+    """Hook SGLang's scheduler and its HTTP server, now or when they are imported."""
     global _hooked
     if not _hooked:
         _hooked = True
         wrapt.register_post_import_hook(_on_scheduler_import, SCHEDULER_MODULE)
+        wrapt.register_post_import_hook(_on_http_import, HTTP_MODULE)
     elif SCHEDULER_MODULE in sys.modules:
         _on_scheduler_import(None)
 
@@ -203,6 +205,14 @@ def _on_scheduler_import(_module: Any) -> None:
 
         install.arm(_settings, _about(_active))
         install.hook_scheduler()
+
+
+def _on_http_import(http_server: Any) -> None:
+    if _active is None:
+        return
+    from sglang_dynspec.engine import route
+
+    route.add(http_server)
 
 
 def _settings() -> Settings:

@@ -46,6 +46,11 @@ COMMANDS = (
         passes_on="SGLang server arguments",
     ),
     Command(
+        "ctl",
+        "show and change what a running server does",
+        "sglang_dynspec.ctl.command",
+    ),
+    Command(
         "advise",
         "say from measured throughput which policy pays, and how much",
         "sglang_dynspec.advise.command",

@@ -15,6 +15,10 @@ class ConfigError(DynspecError, ValueError):
     """A setting that cannot be used: a bad value, an unreadable or malformed file."""
 
 
+class ChangeError(DynspecError, ValueError):
+    """A change of what a running server does that cannot be made; nothing has been changed."""
+
+
 class UnsupportedError(DynspecError, RuntimeError):
     """This SGLang, or these server arguments, cannot run with dynspec."""
 

@@ -82,6 +82,7 @@ FORWARD = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2.forward_batch_ge
 DRAFT_PREFILL = "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker._draft_extend_for_prefill"
 PROCESS_RESULT = "sglang.srt.managers.scheduler:Scheduler.process_batch_result"
 INTERNAL_STATE = "sglang.srt.managers.scheduler:Scheduler.get_internal_state"
+SET_INTERNAL_STATE = "sglang.srt.managers.scheduler:Scheduler.set_internal_state"
 RUN_BATCH = "sglang.srt.managers.scheduler:Scheduler.run_batch"
 RESOLVE_EXTRAS = "sglang.srt.managers.overlap_utils:FutureMap._resolve_spec_extras"
 RESOLVE_LENGTHS = "sglang.srt.managers.overlap_utils:FutureMap.resolve_seq_lens_cpu"
@@ -283,6 +284,72 @@ COMMON: tuple[Name, ...] = (
         "read",
         "supported as EAGLEWorkerV2 is, from which it has what dynspec wraps and calls",
         fields=("forward_batch_generation",),
+    ),
+)
+
+# Changes while a server serves, without which it serves as well: probed by themselves.
+
+CHANGES: tuple[Name, ...] = (
+    Name(
+        SET_INTERNAL_STATE,
+        "wrap",
+        "carries changes to the schedulers",
+        parameters=("recv_req",),
+    ),
+    Name(
+        "sglang.srt.managers.io_struct:SetInternalStateReq",
+        "read",
+        "carries changes to the schedulers",
+        fields=("server_args",),
+    ),
+    Name(
+        "sglang.srt.managers.io_struct:SetInternalStateReqOutput",
+        "read",
+        "the answer to a change",
+        fields=("updated",),
+    ),
+)
+_TOKENIZER_MANAGER = "sglang.srt.managers.tokenizer_manager:TokenizerManager"
+ROUTE: tuple[Name, ...] = (
+    Name("sglang.srt.entrypoints.http_server:app", "read", "gets the route /dynspec"),
+    Name(
+        "sglang.srt.entrypoints.http_server:_global_state",
+        "read",
+        "where the route finds the tokenizer manager",
+    ),
+    Name(
+        "sglang.srt.entrypoints.http_server:_GlobalState",
+        "read",
+        "where the route finds the tokenizer manager",
+        fields=("tokenizer_manager",),
+    ),
+    Name(
+        "sglang.srt.utils.auth:auth_level",
+        "call",
+        "the route is guarded as SGLang's own control routes are",
+        parameters=("level",),
+    ),
+    Name(
+        "sglang.srt.utils.auth:AuthLevel",
+        "read",
+        "the route is guarded as SGLang's own control routes are",
+        fields=("ADMIN_OPTIONAL",),
+    ),
+    Name(
+        f"{_TOKENIZER_MANAGER}.set_internal_state",
+        "call",
+        "the route sends changes to the schedulers",
+        parameters=("obj",),
+    ),
+    Name(
+        f"{_TOKENIZER_MANAGER}.get_internal_state",
+        "call",
+        "the route reads what has come of them",
+    ),
+    Name(
+        f"{_TOKENIZER_MANAGER}.auto_create_handle_loop",
+        "call",
+        "up to 0.5.9 only other requests let the tokenizer manager read answers",
     ),
 )
 

@@ -133,6 +133,10 @@ class Controller:
         self.last_batch_size = 0
         self.last_cold = 0
         """Requests of the latest step whose draft KV has a hole."""
+        self.view: BatchView | None = None
+        """What the latest decision was taken on."""
+        self.timings: Sequence[StepTiming] = ()
+        """What steps take, where that has been timed at start."""
         self.decision_seconds: deque[float] = deque(maxlen=512)
         """What the latest decisions have taken, until somebody takes them out."""
         self.trace: Trace | None = None
@@ -142,6 +146,8 @@ class Controller:
         self._paused = False
         self._forced: Forced | None = None
         self._step = 0
+        self._since = 0
+        """Number of the first step that is the policy's."""
         self._released = False
         self._said_rounded = False
         self._ended = -math.inf
@@ -174,8 +180,11 @@ class Controller:
         return self._step
 
     def use(self, policy: Policy) -> None:
-        """Put another policy in charge, from the next step on. Does not undo a failure."""
-        self.policy = policy
+        """Put another policy in charge, from the next step on. Does not undo a failure.
+
+        It hears of no step that was decided before it came.
+        """
+        self.policy, self._since = policy, self._step
 
     def pause(self) -> None:
         """Leave every step to SGLang until :meth:`resume`. On all ranks in the same iteration."""
@@ -216,7 +225,8 @@ class Controller:
 
     def observe_timings(self, timings: Sequence[StepTiming]) -> None:
         """Tell the policy what steps take, as timed at start."""
-        if not self._asks:
+        self.timings = timings
+        if not self.asks:
             return
         try:
             self.policy.observe_timings(timings)
@@ -233,6 +243,7 @@ class Controller:
                 step becomes SGLang's own step, counted under that reason.
         """
         started = self._clock()
+        self.view = view
         self._heed()
         num_steps, passthrough = self._ask(view, blocked)
         reason = passthrough or self._overruled(view)[0] or POLICY
@@ -300,7 +311,7 @@ class Controller:
         count.seconds += self._ended - begun
         if self._ranks is not None:
             self._ranks.ran(decision.num_steps, len(accept_lens))
-        if self.static or not self._asks:
+        if self.static or not self.asks or decision.step < self._since:
             return
         outcome = StepOutcome(
             step=decision.step,
@@ -319,13 +330,13 @@ class Controller:
         """Fall back to SGLang's own behaviour for good, and say so once."""
         if self.failure is not None:
             return
-        self.failure = f"{what}: {_describe(error)}"
+        self.failure = f"{what}: {describe(error)}"
         if self._ranks is not None and self._ranks.leads:
             self._ranks.wish(static=self.failure)
         self._say_static(error)
 
     @property
-    def _asks(self) -> bool:
+    def asks(self) -> bool:
         """Whether the policy of this process is the one that decides."""
         return self._ranks is None or self._ranks.leads
 
@@ -335,7 +346,7 @@ class Controller:
             self.fail(what, error)
             return
         # Not at once: the other ranks do not know yet.
-        self._ranks.wish(static=f"{what}: {_describe(error)}")
+        self._ranks.wish(static=f"{what}: {describe(error)}")
         logger.error("sglang_dynspec: %s.", what, exc_info=error)
 
     def _heed(self) -> None:
@@ -390,7 +401,7 @@ class Controller:
         try:
             return self.policy.explain()
         except Exception as error:
-            return {"error": _describe(error)}
+            return {"error": describe(error)}
 
     def policy_text(self) -> str:
         """The policy as one writes it, or the name of its class."""
@@ -417,7 +428,7 @@ class Controller:
         most = self.ladder[-1]
         if self.static:
             return most, PAUSED if self._paused else STATIC
-        wanted = self._ask_policy(view) if self._asks else None
+        wanted = self._ask_policy(view) if self.asks else None
         if self._ranks is not None:
             if wanted is not None:
                 self._ranks.wish(num_steps=wanted)
@@ -452,7 +463,7 @@ class Controller:
         return num_steps
 
     def _ask_for_draft_prefill(self, view: BatchView) -> bool:
-        if self._asks:
+        if self.asks:
             _, overruled = self._overruled(view)
             try:
                 wanted = bool(
@@ -488,7 +499,7 @@ def expectations(explanation: Mapping[str, Any]) -> Mapping[str, Any]:
     )
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """Kind and message of an exception, whatever its own ``__str__`` does."""
     try:
         return f"{type(error).__name__}: {error}"

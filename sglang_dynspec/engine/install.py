@@ -21,6 +21,7 @@ from sglang_dynspec.errors import ContractError, DynspecError, InstallError, Uns
 from sglang_dynspec.settings import strict_from_environment
 
 if TYPE_CHECKING:
+    from sglang_dynspec.engine.live import Changes
     from sglang_dynspec.engine.metrics import Exporter
     from sglang_dynspec.engine.ranks import Ranks
     from sglang_dynspec.engine.runtime import Runtime
@@ -47,6 +48,8 @@ class _State:
     """Of the metrics, once SGLang has brought its own up to date."""
     scheduler_seen: bool = False
     refusal: str | None = None
+    changes: Any = None
+    """What was asked for while serving, see ``live``."""
 
 
 _state = _State()
@@ -91,6 +94,18 @@ def hook_scheduler() -> None:
         enabled=_armed,
     )
     _state.scheduler_hooked = True
+    _hook_changes()
+
+
+def _hook_changes() -> None:
+    """Let what a server does be changed while it serves. It serves without that as well."""
+    problems = contract.probe(contract.CHANGES)
+    if problems:
+        message = "sglang_dynspec: nothing can be changed while serving: %s."
+        _say(logging.WARNING, message, "; ".join(problems))
+        return
+    # Also when released: our keys mean nothing to SGLang, which up to 0.5.9 says yes to any.
+    _wrap_each({contract.SET_INTERNAL_STATE: _set_internal_state}, enabled=lambda: True)
 
 
 def status() -> dict[str, Any]:
@@ -108,14 +123,29 @@ def status() -> dict[str, Any]:
             "tp_rank": 0 if runtime.ranks is None else runtime.ranks.rank,
             "metrics": _state.exporter and _state.exporter.status(),
             **runtime.controller.as_dict(),
+            **_changes().as_dict(),
         }
     if _state.refusal is not None:
-        return {"state": "refused", **_state.about, "reason": _state.refusal}
+        return {
+            "state": "refused",
+            **_state.about,
+            "reason": _state.refusal,
+            **_changes().as_dict(),
+        }
     return {"state": "armed", **_state.about}
 
 
 def _state_of(runtime: Runtime) -> str:
     return "static" if runtime.controller.static else "in_force"
+
+
+def _changes() -> Changes:
+    from sglang_dynspec.engine.live import Changes
+
+    if _state.changes is None:
+        _state.changes = Changes()
+    made: Changes = _state.changes
+    return made
 
 
 def runtime() -> Any:
@@ -600,6 +630,27 @@ def _internal_state(
     except Exception:
         logger.exception("sglang_dynspec: the status could not be added to /server_info")
     return output
+
+
+def _set_internal_state(
+    wrapped: Callable[..., Any], scheduler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    from sglang_dynspec.engine import change, live
+
+    asked = (args[0] if args else kwargs["recv_req"]).server_args
+    if not change.is_change(asked):
+        return wrapped(*args, **kwargs)
+    current = _state.runtime
+    if current is not None and scheduler is not current.scheduler:
+        current = None
+    outcome = live.request(
+        _changes(),
+        asked,
+        current and current.controller,
+        not_in_force=_state.refusal or "it has been released, or was not started",
+        most_requests=current and current.scheduler.max_running_requests,
+    )
+    return live.reply(outcome)
 
 
 _WRAPPERS: dict[str, Any] = {

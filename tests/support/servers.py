@@ -23,7 +23,7 @@ class Server:
     """A server that answers at a URL."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
 
     def get(self, path: str, body: dict[str, Any] | None = None) -> Any:
         return json.loads(self.text(path, body))
@@ -31,7 +31,7 @@ class Server:
     def text(self, path: str, body: dict[str, Any] | None = None) -> str:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
-            self._url + path, data, {"Content-Type": "application/json"}
+            self.url + path, data, {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             said: bytes = answer.read()
@@ -66,12 +66,17 @@ def _asking(prompt: list[int], max_new_tokens: int, **more: Any) -> dict[str, An
 
 @contextmanager
 def running_server(
-    algorithm: str | None, log: Path, arguments: Mapping[str, Any] | None = None, **env: str
+    algorithm: str | None, log: Path, options: Mapping[str, Any] | None = None, **env: str
 ) -> Iterator[Server]:
-    """Start a server, wait until it is healthy, and end all of it afterwards."""
+    """Start a server, wait until it is healthy, and end all of it afterwards.
+
+    Args:
+        options: more of SGLang's server arguments.
+        env: more of its environment.
+    """
     port = free_port()
-    more = {"port": port, "host": HOST, "log_level": "info", **(arguments or {})}
-    words = cpu_engine.command_line(algorithm, **more)
+    ours = {"port": port, "host": HOST, "log_level": "info", **(options or {})}
+    words = cpu_engine.command_line(algorithm, **ours)
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_DYNSPEC_")}
     with ServerProcess(
         "the server under test",

@@ -10,7 +10,16 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from sglang_dynspec.engine.contract import COMMON, INSTANCES, LIVE, Instance, Live, Name
+from sglang_dynspec.engine.contract import (
+    CHANGES,
+    COMMON,
+    INSTANCES,
+    LIVE,
+    ROUTE,
+    Instance,
+    Live,
+    Name,
+)
 from sglang_dynspec.engine.dialect import SUPPORTED, select
 
 
@@ -36,7 +45,7 @@ def table(key: str) -> Table:
     return Table(
         key,
         dialect.family,
-        (*COMMON, *dialect.contract),
+        (*COMMON, *CHANGES, *ROUTE, *dialect.contract),
         (*LIVE, *dialect.live),
         (*INSTANCES, *dialect.instances),
     )

@@ -109,12 +109,7 @@ class Dialect(ABC):
 
     def dp_rank(self, scheduler: Any) -> int | None:
         """Which replica of a data-parallel server this scheduler is, or None without any."""
-        holder = getattr(scheduler, "ps", scheduler)  # on it from 0.5.13 to 0.5.20
-        if not hasattr(holder, "dp_rank"):
-            from sglang.srt.runtime_context import get_parallel
-
-            holder = get_parallel()
-        rank: int | None = holder.dp_rank
+        rank: int | None = getattr(scheduler, "ps", scheduler).dp_rank  # on ps from 0.5.13
         return rank
 
     def asked_for_hidden_states(self, batch: Any) -> bool:

@@ -230,6 +230,11 @@ LENGTHS_ON_KV: tuple[Instance, ...] = (
         "sglang.srt.managers.schedule_batch:ReqKvInfo", ("kv_committed_len",), "context tokens"
     ),
 )
+PARALLEL_FROM_0_5_21 = Name(
+    "sglang.srt.runtime_context:get_parallel",
+    "call",
+    "which replica a scheduler is, for the status",
+)
 LAYOUT_BY_GROUP = Name(
     "sglang.srt.speculative.spec_utils:draft_tp_context",
     "call",

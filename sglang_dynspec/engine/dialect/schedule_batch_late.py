@@ -14,6 +14,14 @@ from sglang_dynspec.engine.dialect.schedule_batch import ScheduleBatchDialect
 _committed_len = attrgetter("kv.kv_committed_len")
 
 
+def _dp_rank() -> int | None:
+    """From 0.5.21 on the scheduler does not have it."""
+    from sglang.srt.runtime_context import get_parallel
+
+    rank: int | None = get_parallel().dp_rank
+    return rank
+
+
 class SharedReadDialect(ScheduleBatchDialect):
     """0.5.18: the event after which the scheduler may write again is called otherwise."""
 
@@ -74,7 +82,11 @@ class AttentionOwnerDialect(LengthsOnKvDialect):
         *names.FROM_0_5_17,
         *names.VERIFIED_FROM_0_5_18,
         names.LAYOUT_BY_GROUP_AND_OWNER,
+        names.PARALLEL_FROM_0_5_21,
     )
+
+    def dp_rank(self, scheduler: Any) -> int | None:
+        return _dp_rank()
 
     def draft_parallel_context(self, draft_worker: Any) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = draft_worker.draft_tp_context(
@@ -98,7 +110,11 @@ class WatermarkDialect(LengthsOnKvDialect):
         *names.FROM_0_5_22,
         *names.VERIFIED_FROM_0_5_18,
         names.layout_by("owns_attention"),
+        names.PARALLEL_FROM_0_5_21,
     )
+
+    def dp_rank(self, scheduler: Any) -> int | None:
+        return _dp_rank()
 
     def blocked(self, batch: Any) -> str | None:
         if batch.sampling_info.has_watermark_candidates:
@@ -127,4 +143,5 @@ class OwnDraftLayoutDialect(WatermarkDialect):
         *names.FROM_0_5_22,
         *names.VERIFIED_FROM_0_5_18,
         names.layout_by("layout"),
+        names.PARALLEL_FROM_0_5_21,
     )

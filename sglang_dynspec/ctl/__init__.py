@@ -1,0 +1,1 @@
+"""``python -m sglang_dynspec ctl``: show and change what a running server does."""
