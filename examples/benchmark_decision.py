@@ -3,7 +3,8 @@
     python examples/benchmark_decision.py [--policy "batch_size(off_at=32, on_at=24)"] [--batch 256]
 
 Decisions are also timed with a trace of them beside without, by turns: with few lines (one every
-100 decisions) and with a line for each.
+100 decisions) and with a line for each; and with metrics, brought up to date every 40 steps as
+SGLang does it, through files as in its servers.
 
 Runs the CPU engine in this process, so SGLang must be installed. "In place" is between two forwards
 on the CPU, which leave nothing of ours in its caches; "back to back" is what a server with a GPU,
@@ -21,6 +22,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import sglang_dynspec
@@ -67,34 +71,55 @@ def burst_of_decisions(decide: Callable[..., Any], runtime: Any, batch: Any) -> 
     return times
 
 
-TRACED = {"without a trace": None, "with a trace": 100, "with a line for each": 1}
+TRACED = {"without more": None, "with a trace": 100, "with a line for each": 1}
 """Decisions from one line to the next."""
+METRICS_EVERY = 40  # SGLang's --decode-log-interval
 ROUNDS = 20
 
 
 def burst_by_trace(decide: Callable[..., Any], runtime: Any, batch: Any) -> dict[str, list[float]]:
-    """Decide on the same batch and take the decision, over and over, with a trace and without."""
+    """Decide on the same batch and take the decision, over and over: with a trace, with metrics,
+    and without either."""
     from sglang_dynspec.engine.runtime import DECISION
 
     def once(aside: Any) -> None:
         decide(aside, batch)
         aside.controller.take(vars(batch.spec_info)[DECISION])
 
-    times: dict[str, list[float]] = {name: [] for name in TRACED}
     with tempfile.TemporaryDirectory() as folder:
         asides = {
             name: with_trace(runtime, os.path.join(folder, f"{every}.jsonl"), every)
             for name, every in TRACED.items()
         }
+        calls = {name: partial(once, aside) for name, aside in asides.items()}
+        calls["with metrics"] = with_metrics(once, with_trace(runtime, "", None), folder)
+        times: dict[str, list[float]] = {name: [] for name in calls}
         for _ in range(ROUNDS):  # by turns, so that what else the machine does falls on all
-            for name, aside in asides.items():
+            for name, call in calls.items():
                 for _ in range(BURST // ROUNDS):
-                    clock(lambda aside=aside: once(aside), times[name])
+                    clock(call, times[name])
         for name, aside in asides.items():
             aside.controller.end_trace()
             if aside.controller.trace is not None:
                 print(f"{name}: {aside.controller.trace.as_dict()}")
     return times
+
+
+def with_metrics(once: Callable[[Any], None], aside: Any, folder: str) -> Callable[[], None]:
+    """The same, with metrics brought up to date now and then."""
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+    from sglang_dynspec.engine.metrics import Exporter
+
+    exporter = Exporter(SimpleNamespace(labels={"model_name": "tiny", "tp_rank": 0}))
+    number = count(1)
+
+    def call() -> None:
+        once(aside)
+        if next(number) % METRICS_EVERY == 0:
+            exporter.flush(aside, "in_force")
+
+    exporter.flush(aside, "in_force")
+    return call
 
 
 def with_trace(runtime: Any, file: str, every: int | None) -> Any:
@@ -154,7 +179,7 @@ def main() -> None:
     row("decision, back to back", decide.in_a_row)
     row("outcome, back to back", observe.in_a_row)
     for name, times in by_trace.items():
-        usual = by_trace["without a trace"]
+        usual = by_trace["without more"]
         median = statistics.median(times) / statistics.median(usual)
         mean = statistics.fmean(times) / statistics.fmean(usual)
         row(f"taken, {name}", times, f"; {median:.3f} of without, mean {mean:.3f}")

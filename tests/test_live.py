@@ -17,9 +17,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -566,7 +568,8 @@ class Live:
 def serves(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     log = tmp_path_factory.mktemp("live") / "server.log"
     options = {"admin_api_key": KEY}
-    with running_server("EAGLE3", log, options, SGLANG_DYNSPEC_POLICY=START) as server:
+    trace = {"SGLANG_DYNSPEC_TRACE": str(log.with_name("decisions.jsonl"))}
+    with running_server("EAGLE3", log, options, SGLANG_DYNSPEC_POLICY=START, **trace) as server:
         expected = [server.generate(prompt, TOKENS) for prompt in PROMPTS]
         yield Live(server, expected)
 
@@ -631,6 +634,48 @@ def test_every_change_takes_effect_under_load(serves, make):
         status = runs(0)
         assert (status["state"], status["paused"]) == ("in_force", False)
     assert serves.status()["last_change"]["what"] == "resume"
+
+
+def test_what_a_request_asks_for_over_http(serves):
+    def asking(wish: str) -> dict[str, Any]:
+        before = serves.status()
+        params = {"custom_params": {"dynspec": wish}, "temperature": 0, "max_new_tokens": TOKENS}
+        body = {"input_ids": PROMPTS[0], "sampling_params": {**params, "ignore_eos": True}}
+        answer = serves.server.get("/generate", body)
+        assert answer["output_ids"] == serves.expected[0]
+        after = serves.status()
+        return {n: steps(after, n) - steps(before, n) for n in (0, 3)}
+
+    run = asking("never")
+    assert run[0] >= TOKENS - 2
+    assert run[3] == 0
+    serves.through_route(Change(policy="never"))
+    run = asking("always")
+    assert run[0] == 0
+    assert run[3] > 0
+    serves.through_route(Change(policy=START))
+
+
+def test_the_trace_has_every_change_of_the_mode(serves):
+    if serves.status()["switches"] < 2:  # run by itself
+        serves.through_route(Change(num_steps=0))
+        serves.server.generate(PROMPTS[0], TOKENS)
+        serves.through_route(Change(static=False))
+        serves.server.generate(PROMPTS[0], TOKENS)
+    status = serves.status()
+    trace = status["trace"]
+    assert (trace["off"], trace["dropped"]) == (None, 0)
+
+    def changes() -> list[dict[str, Any]]:
+        lines = Path(trace["path"]).read_text(encoding="utf-8").splitlines(keepends=True)
+        read = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [line for line in read if line.get("why") == "changed"]
+
+    deadline = time.monotonic() + WITHIN
+    while len(changes()) < status["switches"]:
+        assert time.monotonic() < deadline, trace
+    reasons = Counter(line["reason"] for line in changes())
+    assert reasons == status["switches_by_reason"]
 
 
 CYCLE = [
