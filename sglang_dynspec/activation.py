@@ -169,8 +169,8 @@ def status() -> dict[str, Any]:
 
     ``state`` is ``inactive``, ``armed`` (waiting for a Scheduler; in a launching process it stays
     so, as the schedulers run in processes of their own), ``in_force``, ``static`` (after a
-    failure), or ``refused`` with a ``reason``. A server shows its scheduler's status in
-    ``/server_info`` under ``internal_states[].dynspec``.
+    failure, or while an operator has left the server to SGLang), or ``refused`` with a ``reason``.
+    A server shows its scheduler's status in ``/server_info`` under ``internal_states[].dynspec``.
     """
     with _lock:
         if _active is None:

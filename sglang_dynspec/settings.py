@@ -281,6 +281,11 @@ def _trace(value: Any, where: str) -> str | None:
             f"{where} is {value!r}, which is a folder; give the path of a file, as in "
             f"{os.path.join(path, 'decisions.jsonl')}"
         )
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(
+            f"{where} is {value!r}, which is no regular file; give the path of one, as in "
+            "decisions.jsonl"
+        )
     return path
 
 

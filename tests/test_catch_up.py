@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -189,6 +190,30 @@ def test_never_leaves_the_draft_model_alone(server):
     server.run(DeepNever(), EVEN)
     assert server.draft_wrote_nothing()
     assert ring().totals.times == 0 or server.steps(3) == 0
+
+
+def test_an_operator_leaves_it_to_sglang_for_a_while(server, monkeypatch):
+    # The draft catches up before the first step of SGLang's own: after them what was kept would be
+    # of other positions.
+    controller = server.controller
+    take, taken = controller.take, itertools.count(1)
+
+    def paused_for_some_steps(decision: Any) -> None:
+        take(decision)
+        change = {20: controller.pause, 35: controller.resume}.get(next(taken))
+        if change is not None:
+            change()
+
+    monkeypatch.setattr(controller, "take", paused_for_some_steps)
+    warm = server.run(PlainFirst(25), EVEN, "warm")
+    assert controller.counts.passthrough["paused"] == 15
+    taken = itertools.count(1)
+    outputs = server.run(PlainFirst(25), EVEN)
+    assert controller.counts.passthrough["paused"] == 15
+    assert server.steps(0) == 25
+    assert ring().totals.times >= 2
+    assert chunks(outputs) == chunks(warm)
+    assert ids(outputs) == ids(warm)
 
 
 def test_a_budget_for_less_than_a_token_is_refused(server):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_dynspec.engine.controller import STATIC, Controller, Decision
+from sglang_dynspec.engine.ranks import Ranks
 from sglang_dynspec.policy import Always, BatchView, Never, Policy, StepOutcome
 
 LADDER = (0, 1, 3)
@@ -286,6 +287,22 @@ def test_the_draft_prefills_where_sglang_decides(clock):
     assert "wants_draft_prefill(): RuntimeError: no idea" in controller.failure
     policy.draft_prefill = False
     assert controller.wants_draft_prefill(view(controller)) is True
+
+
+# --- several ranks -------------------------------------------------------------------------------
+
+
+def test_a_release_while_paused_is_told_to_all_ranks():
+    ranks = Ranks(0, LADDER[-1])
+    controller = Controller(Never(), LADDER, ranks=ranks)
+    controller.pause()
+    assert not controller.release()
+    assert not controller.final
+    assert ranks.exchange(lambda data, *_: data, ([], 0, None), {}) == []
+    controller.decide(view(controller))
+    assert controller.final
+    controller.resume()
+    assert controller.decide(view(controller)).num_steps == 3
 
 
 # --- an operator ---------------------------------------------------------------------------------

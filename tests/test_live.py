@@ -34,6 +34,7 @@ from sglang_dynspec.engine import change, contract, live, route
 from sglang_dynspec.engine.change import Change
 from sglang_dynspec.engine.contract import Name
 from sglang_dynspec.engine.controller import Controller
+from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.errors import ChangeError, PolicyError
 from sglang_dynspec.policy import Always, BatchSize, BatchView, Policy, StepOutcome, StepTiming
 from sglang_dynspec.policy._tune import tuned
@@ -905,6 +906,9 @@ RANKS = """
 """
 
 
+@pytest.mark.skipif(
+    installed_release() == "0.5.9", reason="two ranks take long to start; the newest release has it"
+)
 def test_two_ranks_change_in_the_same_iteration(serves, tmp_path):
     changes = [asked.as_keys() for asked in CYCLE] * 2
     path = tmp_path / "launch.py"

@@ -127,6 +127,23 @@ def value(registry: prometheus_client.CollectorRegistry, name: str, **labels: st
     return found
 
 
+class Incomparable(Never):
+    """Compared with another, it raises, as one that holds an array does."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_policies_are_not_compared_when_nothing_runs(exporter):
+    runtime = in_charge(Incomparable())
+    exporter.flush_at_idle(runtime, "in_force")
+    runtime.controller.use(Incomparable())
+    exporter.flush_at_idle(runtime, "in_force")
+    assert exporter.status() == "on"
+
+
 def test_a_flush_turns_counts_into_metrics(exporter, registry):
     runtime = in_charge(Always())
     run_step(runtime.controller, [4, 1])

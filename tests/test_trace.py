@@ -23,6 +23,7 @@ import sglang_dynspec
 from sglang_dynspec import Always, BatchSize, BatchView, Policy, cli
 from sglang_dynspec.engine import install, tracing
 from sglang_dynspec.engine.controller import Controller
+from sglang_dynspec.errors import ConfigError
 from sglang_dynspec.observe.trace import CLOSED, FORMAT, Line, TraceWriter
 from sglang_dynspec.observe.trace_file import TraceError, TraceFile, read_trace
 from sglang_dynspec.settings import Settings
@@ -167,13 +168,18 @@ def test_a_full_disk_is_said_once(path: Path, warnings: Callable[[], list[str]])
         assert word in said
 
 
-@pytest.mark.parametrize("missing", [True, False], ids=["no such folder", "a folder"])
+@pytest.mark.parametrize("kind", ["no such folder", "a folder", "a pipe"])
 def test_a_path_that_cannot_be_written(
-    path: Path, missing: bool, warnings: Callable[[], list[str]]
+    path: Path, kind: str, warnings: Callable[[], list[str]]
 ) -> None:
-    bad = path / "in" if missing else path.parent
+    bad = {"no such folder": path / "in", "a folder": path.parent, "a pipe": path}[kind]
+    if kind == "a pipe":  # which would wait for its reader
+        os.mkfifo(path)
+        with pytest.raises(ConfigError, match="no regular file"):
+            Settings(trace=str(path))
     writer = write(bad, [line(0)])
-    assert writer.off == ("No such file or directory" if missing else "Is a directory")
+    missing = kind == "no such folder"
+    assert writer.off == ("No such file or directory" if missing else "Not a regular file")
     [said] = warnings()
     assert f"the trace {str(bad)!r} is off: {writer.off}" in said
     assert "Name a file in a folder that is there" in said

@@ -290,8 +290,8 @@ def _crossovers(server: ServerAdvice) -> str:
 def _closing(advice: TableAdvice) -> Iterator[str]:
     yield from _wrapped(
         "Means are geometric, over the measured points of a load, each counting once. Plain steps "
-        "are counted at the throughput without speculation; draft state `warm`, the default, gives "
-        "some of that up to keep the draft model ready."
+        "are counted at the throughput without speculation; draft state `warm` gives some of that "
+        "up to keep the draft model ready, and `catch_up`, the default, next to nothing."
     )
     most = max(point.c for curve in advice.curves for point in curve.points)
     if most > SERVER_LIMIT and any(curve.choice.verdict != "never" for curve in advice.curves):

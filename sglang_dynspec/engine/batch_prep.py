@@ -16,8 +16,12 @@ def decide(runtime: Runtime, batch: Any) -> None:
     cold = () if keeping is None else keeping.cold(batch.reqs)
     decision = runtime.controller.decide(view(runtime, batch, cold=len(cold)), blocked)
     decision.cold = cold
-    if keeping is not None and decision.num_steps and not runtime.controller.static:
-        decision.plan = keeping.plan(batch.reqs, may_wait=blocked is None)
+    controller = runtime.controller
+    if keeping is not None and decision.num_steps and not controller.final:
+        # Also before a step of SGLang's own while paused: what is kept is for the positions right
+        # before this step, and for no later one.
+        may_wait = blocked is None and not controller.paused
+        decision.plan = keeping.plan(batch.reqs, may_wait=may_wait)
         if decision.plan is not None and not decision.plan.complete:
             decision.num_steps, decision.postponed = 0, True
     decision.as_verified = decision.num_steps == 0 and runtime.dialect.as_verified(batch)

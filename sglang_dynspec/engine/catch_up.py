@@ -111,9 +111,9 @@ class CatchUp:
         """Tokens kept for each request."""
         if self.tokens < 1:
             raise UnsupportedError(
-                f"SGLANG_DYNSPEC_CATCH_UP_BYTES is {self._budget}, but one token of each of {rows} "
-                f"requests takes {rows * a_token} bytes; raise it, lower --max-running-requests, "
-                "or set SGLANG_DYNSPEC_DRAFT_STATE to warm or skip"
+                f"SGLANG_DYNSPEC_CATCH_UP_BYTES is {self._budget}, given or by default, but one "
+                f"token of each of {rows} requests takes {rows * a_token} bytes; raise it, or "
+                "lower --max-running-requests"
             )
         self.bytes = rows * self.tokens * a_token
         """Size of the ring."""

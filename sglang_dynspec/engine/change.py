@@ -105,15 +105,15 @@ def from_keys(server_args: Mapping[str, Any]) -> Change:
     found: dict[str, Any] = {"tune": {}}
     theirs = [str(key) for key in server_args if not str(key).startswith(PREFIX)]
     if theirs:
+        named = short(ascii(", ".join(theirs))[1:-1])
         raise ChangeError(
-            f"{short(', '.join(theirs))} is SGLang's own, and the other keys are dynspec's; send "
-            "them in two requests"
+            f"{named} is SGLang's own, and the other keys are dynspec's; send them in two requests"
         )
     for key, value in server_args.items():
         if key.startswith(_POLICY):
             if "policy" in found:
                 raise ChangeError("two policies are named; name one, or join them with '&'")
-            _flag(short(key), value, only=True)
+            _flag(short(ascii(key)[1:-1]), value, only=True)
             found["policy"] = key.removeprefix(_POLICY)
         elif key.startswith(_SET):
             found["tune"][key.removeprefix(_SET)] = value
@@ -289,8 +289,9 @@ def verdict(states: Iterable[Mapping[str, Any] | None], asked: Change) -> dict[s
 def _outcome(state: Mapping[str, Any] | None, name: str, asked: int | None) -> dict[str, Any]:
     if state is None:
         return _unanswered(
-            "dynspec was not started in the scheduler's process; install sglang-dynspec into the "
-            "environment that runs SGLang, set SGLANG_DYNSPEC_POLICY, and restart the server"
+            "dynspec is not in force in the scheduler's process: it was not started there, or has "
+            "been deactivated; install sglang-dynspec into the environment that runs SGLang, set "
+            "SGLANG_DYNSPEC_POLICY, and restart the server"
         )
     last = state.get(name)
     if not last or last.get("id") != asked:

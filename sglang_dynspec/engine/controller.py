@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sglang_dynspec.errors import PolicyError
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome, StepTiming
 from sglang_dynspec.policy.text import policy_text
 
@@ -156,7 +155,12 @@ class Controller:
     @property
     def static(self) -> bool:
         """Whether SGLang decides: after a failure, when released, or while paused."""
-        return self.failure is not None or self._released or self._paused
+        return self.final or self._paused
+
+    @property
+    def final(self) -> bool:
+        """Whether SGLang decides for good: after a failure, or when released."""
+        return self.failure is not None or self._released
 
     @property
     def paused(self) -> bool:
@@ -212,7 +216,7 @@ class Controller:
             Whether that holds already. Where several ranks must decide the same it holds once all
             have heard of it.
         """
-        if self._ranks is not None and not self.static:
+        if self._ranks is not None and not self.final:
             self._ranks.wish(static=RELEASED)
             return False
         self._released = True
@@ -352,10 +356,11 @@ class Controller:
     def _heed(self) -> None:
         """Bring into force what rank 0 has told."""
         told = None if self._ranks is None else self._ranks.told.static
-        if told is None or self.static:
+        if told is None or self.final:
             return
         if told == RELEASED:
             self._released = True
+            self.end_trace()
             return
         self.failure = told
         self._say_static(None)
@@ -405,10 +410,7 @@ class Controller:
 
     def policy_text(self) -> str:
         """The policy as one writes it, or the name of its class."""
-        try:
-            return policy_text(self.policy)
-        except PolicyError:  # put here by a test, say, and without a text form
-            return type(self.policy).__name__
+        return text_of(self.policy)
 
     def _forced_as_dict(self) -> dict[str, Any] | None:
         forced = self.forced
@@ -486,6 +488,14 @@ class Controller:
             answer,
             " or ".join(map(str, self.ladder)),
         )
+
+
+def text_of(policy: Policy) -> str:
+    """A policy as one writes it, or its class where it has no text form."""
+    try:
+        return policy_text(policy)
+    except Exception:
+        return type(policy).__name__
 
 
 def expectations(explanation: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -127,7 +127,7 @@ def request(
     asked: Change | None = None
     what = changes.short(", ".join(ascii(key) for key in server_args))
     result: Prospect | str
-    was = "" if controller is None else _policy_text(controller)
+    was = "" if controller is None else controller.policy_text()
     try:
         asked = changes.from_keys(server_args)
         what = str(asked)
@@ -165,6 +165,11 @@ def _make(asked: Change, controller: Controller, most_requests: int | None) -> P
         raise ChangeError(
             f"{controller.failure}; until the server is restarted SGLang decides, and nothing can "
             "be changed: restart the server"
+        )
+    if controller.final and not asked.dry_run:
+        raise ChangeError(
+            "dynspec has been released in this process (deactivate()), and SGLang decides: restart "
+            "the server"
         )
     if asked.policy is not None or asked.tune:
         make, prospect = _other_policy(asked, controller, most_requests)
@@ -223,8 +228,8 @@ def _pause_or_resume(asked: Change, controller: Controller) -> _Plan:
     if controller.asks:
         try:  # not the policy itself, which would remember that it was asked
             says = _asked_once(policy_text(controller.policy), controller, view)
-        except DynspecError as error:  # that is no reason to keep it from deciding
-            notes = [str(error)]
+        except (Exception, SystemExit) as error:  # no reason to keep it from deciding
+            notes = [describe(error)]
     prospect = _prospect(controller, view, says=says, paused=False, forced=None, notes=notes)
     return controller.resume, prospect
 
@@ -254,7 +259,7 @@ def _prospect(
     elif forced is not None:
         num_steps, by = forced, FORCED
     return Prospect(
-        policy=_policy_text(controller) if policy is None else policy,
+        policy=controller.policy_text() if policy is None else policy,
         paused=paused,
         forced=forced,
         decides={"batch_size": view.batch_size, "num_steps": num_steps, "by": by},
@@ -289,13 +294,6 @@ def _view(controller: Controller) -> BatchView:
     if view is None:
         view = BatchView(batch_size=1, ladder=controller.ladder)
     return replace(view, last_num_steps=controller.last_num_steps, step=controller.next_step)
-
-
-def _policy_text(controller: Controller) -> str:
-    try:
-        return policy_text(controller.policy)
-    except Exception:  # put here by a test, say, and without a text form
-        return type(controller.policy).__name__
 
 
 def _log(outcome: Outcome, was: str) -> None:

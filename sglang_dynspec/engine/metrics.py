@@ -194,6 +194,7 @@ class Exporter:
         self._families: Families | None = None
         self._deltas = Deltas()
         self._flushed: tuple[Any, ...] = ()
+        self._flushed_policy: Any = None
         self._policy: Any = None
         self._policy_text = ""
         self._info: tuple[str, ...] = ()
@@ -213,11 +214,13 @@ class Exporter:
     def flush_at_idle(self, runtime: Runtime, state: str) -> None:
         """Do so if anything has been run or changed since. Called over and over."""
         controller = runtime.controller
-        seen = (controller.last_ended, controller.policy, state)
-        if seen != self._flushed and self.failure is None:
-            self.flush(runtime, state)
-            self._guarded(self._nothing_runs)
-            self._flushed = seen
+        seen = (controller.last_ended, state)
+        # By identity: how policies compare is their own affair.
+        if seen == self._flushed and controller.policy is self._flushed_policy:
+            return
+        self.flush(runtime, state)
+        self._guarded(self._nothing_runs)
+        self._flushed, self._flushed_policy = seen, controller.policy
 
     def end(self) -> None:
         """dynspec is not in force any more."""

@@ -12,11 +12,13 @@ logger = logging.getLogger("sglang_dynspec")
 
 def before(runtime: Runtime, batch: Any, result: Any) -> None:
     """Take a plain step out of what SGLang is about to count as verified."""
-    decision, counts = vars(result).get(DECISION), runtime.verified_counts
-    if decision is None or counts is None:
+    counts = runtime.verified_counts
+    if counts is None:
         return
     try:
-        counts.before(plain=decision.num_steps == 0, requests=len(batch.reqs))
+        decision = vars(result).get(DECISION)
+        if decision is not None:
+            counts.before(plain=decision.num_steps == 0, requests=len(batch.reqs))
     except Exception as error:
         runtime.verified_counts = None
         logger.warning(

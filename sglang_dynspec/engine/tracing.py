@@ -13,10 +13,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from sglang_dynspec import __version__
-from sglang_dynspec.engine.controller import expectations
+from sglang_dynspec.engine.controller import expectations, text_of
 from sglang_dynspec.observe.trace import Line, TraceWriter
 from sglang_dynspec.policy.base import Policy
-from sglang_dynspec.policy.text import policy_text
 
 if TYPE_CHECKING:
     from sglang_dynspec.engine.controller import Counts, Decision
@@ -63,7 +62,8 @@ class Trace:
         """
         pause, self._started = decision.started - self._started, decision.started
         self._left -= 1
-        if self._left >= 0 and decision.num_steps == previous and pause < PAUSE:
+        as_before = decision.num_steps == previous and policy is self._policy
+        if self._left >= 0 and as_before and pause < PAUSE:
             self._last = decision
             return
         if self._writer.off is not None:
@@ -109,7 +109,7 @@ class Trace:
     ) -> None:
         view = decision.view
         assert view is not None
-        self._writer.put(
+        taken = self._writer.put(
             Line(
                 time=time.time(),
                 step=decision.step,
@@ -128,15 +128,11 @@ class Trace:
                 },
                 pause=pause if pause >= PAUSE else 0.0,
                 predicted=_predicted(policy),
-                policy=self._changed(policy),
+                policy=None if policy is self._policy else text_of(policy),
             )
         )
-
-    def _changed(self, policy: Policy) -> str | None:
-        if policy is self._policy:
-            return None
-        self._policy = policy
-        return text_of(policy)
+        if taken:
+            self._policy = policy
 
 
 def begin(runtime: Runtime, path: str, settings: Settings, release: str) -> Trace:
@@ -161,14 +157,6 @@ def begin(runtime: Runtime, path: str, settings: Settings, release: str) -> Trac
     }
     writer = TraceWriter(file_of(path, runtime.dialect.dp_rank(scheduler)), header)
     return Trace(writer, settings.trace_every, controller.policy)
-
-
-def text_of(policy: Policy) -> str:
-    """A policy as text, or its class where it has none."""
-    try:
-        return policy_text(policy)
-    except Exception:
-        return type(policy).__name__
 
 
 def _predicted(policy: Policy) -> dict[str, Any] | None:

@@ -43,6 +43,7 @@ killed leaves no line for its last steps, at most ``every``.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -139,14 +140,20 @@ class TraceWriter:
         if self.off is None:
             self._thread.start()
 
-    def put(self, line: Line) -> None:
-        """Leave a line to be written. Does not wait."""
+    def put(self, line: Line) -> bool:
+        """Leave a line to be written. Does not wait.
+
+        Returns:
+            Whether there was room for it.
+        """
         if self.off is not None:
-            return
+            return False
         try:
             self._queue.put_nowait(line)
         except queue.Full:
             self.dropped += 1
+            return False
+        return True
 
     def close(self) -> None:
         """Write what has been put, and end the trace. Waits for some seconds at most."""
@@ -222,6 +229,9 @@ class TraceWriter:
         self._open()
 
     def _open(self) -> None:
+        # A pipe would wait for its reader, and a device be renamed.
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise OSError(errno.EINVAL, "Not a regular file")
         self._file = self._opener(self.path, "a", encoding="utf-8")
         self._size = self._file.tell()
         if self._size:

@@ -145,10 +145,11 @@ class StepTiming:
 class Policy(ABC):
     """Decides before every decode step how many draft steps to run.
 
-    A subclass implements :meth:`decide`, and :meth:`observe` if it learns. It is made once in
-    every scheduler process and called from its loop only, so it needs no locks; what it does
-    counts in the time of a step. An exception, or an answer that is no number of steps, puts the
-    server on SGLang's own speculation for good, with an error in the log.
+    A subclass implements :meth:`decide`, and :meth:`observe` if it learns. It is made in every
+    scheduler process and called from its loop only, so it needs no locks; what it does counts in
+    the time of a step. A change while serving makes another, and one more that is only asked once.
+    An exception, or an answer that is no number of steps, puts the server on SGLang's own
+    speculation for good, with an error in the log.
 
     Arguments of the constructor must be numbers, strings, booleans, None, lists, tuples or dicts
     of these, or other policies: the policy reaches the scheduler processes as text.
