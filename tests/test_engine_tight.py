@@ -19,6 +19,7 @@ from support.policies import Toggle
 from support.tight import TIGHT, tight_requests
 
 from sglang_dynspec import BatchSize, Never, Policy
+from sglang_dynspec.engine.catch_up import CatchUp
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +46,23 @@ def test_chunked_prefill_radix_hits_and_retraction(server, expected, policy: Pol
 
 
 @pytest.mark.parametrize("tokens", [1, 20])
-def test_a_ring_that_is_too_short(server, expected, tokens):
+def test_a_ring_that_is_too_short(server, expected, monkeypatch, tokens):
+    cold, seen = CatchUp.cold, []
+
+    def checked(self, reqs):
+        seen.append(cold(self, reqs))
+        # Not looked at anew at every step, and always as if.
+        assert seen[-1] == self._look(reqs, (0, 0)).cold
+        return seen[-1]
+
+    monkeypatch.setattr(CatchUp, "cold", checked)
     with ring_of(tokens):
         outputs = server.run(Toggle(seed=4), tight_requests())
         # What it had not written yet no embedding could look up (support.in_force.poison).
         assert server.controller.failure is None
         assert ring().totals.times > 10
         assert ring().totals.lost > 0
+        assert len(set(seen)) > 4
     assert ids(outputs) == expected
     assert server.controller.counts.draft_prefills_skipped > 0
 

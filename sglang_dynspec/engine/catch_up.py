@@ -12,6 +12,7 @@ Position p of the draft's KV is made of the target's hidden states at p and of t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,21 @@ class _Record:
     """Plain steps taken in all when it was complete; what was taken since is missing."""
     cold_until: int = 0
     """Speculative steps taken in all until which the request counts as cold."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Which requests were cold when all were looked at: 256 of them take some 40 us, too long for
+    every step."""
+
+    asked: tuple[int, int]
+    """Requests in the batch, and changes of records so far. A batch of as many that has had no
+    prefill since is the same."""
+    cold: tuple[int, ...]
+    plain_steps: float
+    """Taken in all up to which no other becomes cold."""
+    speculative_steps: float
+    """Taken in all from which on one is cold no more."""
 
 
 @dataclass(slots=True)
@@ -101,6 +117,9 @@ class CatchUp:
         """Whether any request may be."""
         self._coldest = 0
         """The latest ``cold_until`` of all."""
+        self._changes = 0
+        """Of records, beside what each step adds."""
+        self._last_look: _Look | None = None
         self._allocate(dialect.kept_hidden_size(worker))
 
     def _allocate(self, hidden_size: int) -> None:
@@ -148,17 +167,36 @@ class CatchUp:
         """Which of these requests have, or would have, draft KV with a hole: their indices."""
         if not self._behind and self._coldest <= self._speculative_steps:
             return ()
-        records = [vars(req).get(_RECORD) for req in reqs]
-        return tuple(i for i, record in enumerate(records) if self._is_cold(record))
+        asked = (len(reqs), self._changes)
+        last = self._last_look
+        if (
+            last is None
+            or last.asked != asked
+            or self._plain_steps > last.plain_steps
+            or self._speculative_steps >= last.speculative_steps
+        ):
+            last = self._last_look = self._look(reqs, asked)
+        return last.cold
+
+    def _look(self, reqs: Sequence[Any], asked: tuple[int, int]) -> _Look:
+        plain_steps = speculative_steps = math.inf
+        cold = []
+        for i, req in enumerate(reqs):
+            record = vars(req).get(_RECORD)
+            if record is None:
+                continue
+            if self._missing(record) > self.tokens:
+                cold.append(i)
+                continue
+            plain_steps = min(plain_steps, record.complete_at + self.tokens)
+            if record.cold_until > self._speculative_steps:
+                cold.append(i)
+                speculative_steps = min(speculative_steps, record.cold_until)
+        return _Look(asked, tuple(cold), plain_steps, speculative_steps)
 
     def took_speculative_step(self) -> None:
         """Note that one is being run."""
         self._speculative_steps += 1
-
-    def _is_cold(self, record: _Record | None) -> bool:
-        return record is not None and (
-            record.cold_until > self._speculative_steps or self._missing(record) > self.tokens
-        )
 
     def _missing(self, record: _Record | None) -> int:
         return 0 if record is None else self._plain_steps - record.complete_at
@@ -172,6 +210,7 @@ class CatchUp:
             if lost:
                 self.totals.lost += lost
                 self._mark_cold(record)
+        self._changes += 1
         self.totals.times += 1
         self.totals.tokens += plan.total
         self._behind = not plan.complete
@@ -189,6 +228,7 @@ class CatchUp:
             drafted: whether the draft takes part; otherwise the end of each prompt is kept.
         """
         lengths = self._dialect.prefill_lengths(batch)
+        self._changes += 1
         for req, length in zip(batch.reqs, lengths, strict=True):
             # Of a prompt in chunks the last counts: chunks before it that were left out are not
             # made up for, and not counted either.
