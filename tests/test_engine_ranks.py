@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from support.in_force import prompts, reference
+from support.ranks import run_two_ranks
 
-from sglang_dynspec.testing import cpu_engine
 from sglang_dynspec.testing.scheduler import Request
 
 COUNT, TOKENS = 6, 120
@@ -113,9 +113,10 @@ class Served:
     def __init__(
         self, folder: Path, policy: str, *, draft_state: str, rounds: int, top: str
     ) -> None:
-        path = folder / "launch.py"
-        text = textwrap.dedent(SCRIPT).format(
-            folder=str(folder),
+        done = run_two_ranks(
+            folder,
+            SCRIPT,
+            timeout=500,
             top=top,
             policy=policy,
             draft_state=draft_state,
@@ -123,18 +124,7 @@ class Served:
             rounds=rounds,
             prompts=[list(request.input_ids) for request in REQUESTS],
         )
-        path.write_text(text, encoding="utf-8")
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_DYNSPEC_")}
-        done = subprocess.run(
-            [sys.executable, "-P", str(path)],
-            env=clean | cpu_engine.environment(tp_size=2),
-            capture_output=True,
-            text=True,
-            timeout=500,
-            check=False,
-        )
         self.log = done.stdout + done.stderr
-        assert done.returncode == 0, self.log
         [line] = [line for line in self.log.splitlines() if "REPORT " in line]
         self.ids: list[list[int]]
         self.status: dict[str, Any]

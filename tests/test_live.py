@@ -9,10 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 import urllib.error
@@ -27,6 +24,7 @@ from typing import Any
 
 import pytest
 from support.in_force import prompts
+from support.ranks import run_two_ranks
 from support.servers import Server, running_server
 
 from sglang_dynspec import cli
@@ -39,7 +37,6 @@ from sglang_dynspec.errors import ChangeError, PolicyError
 from sglang_dynspec.policy import Always, BatchSize, BatchView, Policy, StepOutcome, StepTiming
 from sglang_dynspec.policy._tune import tuned
 from sglang_dynspec.policy.text import parse_policy, policy_text
-from sglang_dynspec.testing import cpu_engine
 
 LADDER = (0, 1, 3)
 POLICY = "batch_size(off_at=32, on_at=24)"
@@ -911,21 +908,8 @@ RANKS = """
 )
 def test_two_ranks_change_in_the_same_iteration(serves, tmp_path):
     changes = [asked.as_keys() for asked in CYCLE] * 2
-    path = tmp_path / "launch.py"
-    text = textwrap.dedent(RANKS).format(
-        folder=str(tmp_path), changes=changes, tokens=TOKENS, prompts=PROMPTS
-    )
-    path.write_text(text, encoding="utf-8")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_DYNSPEC_")}
-    done = subprocess.run(
-        [sys.executable, "-P", str(path)],
-        env=clean | cpu_engine.environment(tp_size=2),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    values = {"changes": changes, "tokens": TOKENS, "prompts": PROMPTS}
+    done = run_two_ranks(tmp_path, RANKS, timeout=400, **values)
     [line] = [line for line in done.stdout.splitlines() if "REPORT " in line]
     ids, told, status = json.loads(line.partition("REPORT ")[2])
     assert ids == serves.expected

@@ -14,9 +14,9 @@ def decide(runtime: Runtime, batch: Any) -> None:
         return  # nothing to decode, or another scheduler's
     blocked, keeping = runtime.dialect.blocked(batch), runtime.keeping
     cold = () if keeping is None else keeping.cold(batch.reqs)
-    decision = runtime.controller.decide(view(runtime, batch, cold=len(cold)), blocked)
-    decision.cold = cold
     controller = runtime.controller
+    decision = controller.decide(view(runtime, batch, cold=len(cold)), blocked)
+    decision.cold = cold
     if keeping is not None and decision.num_steps and not controller.final:
         # Also before a step of SGLang's own while paused: what is kept is for the positions right
         # before this step, and for no later one.
@@ -26,7 +26,7 @@ def decide(runtime: Runtime, batch: Any) -> None:
             decision.num_steps, decision.postponed = 0, True
     decision.as_verified = decision.num_steps == 0 and runtime.dialect.as_verified(batch)
     setattr(batch.spec_info, DECISION, decision)
-    runtime.controller.decided(decision)
+    controller.decided(decision)
 
 
 def view(runtime: Runtime, batch: Any, *, cold: int = 0) -> BatchView:

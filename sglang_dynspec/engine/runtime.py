@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sglang_dynspec.engine.capture import Captured
 from sglang_dynspec.engine.catch_up import CatchUp
 from sglang_dynspec.engine.controller import Controller
 from sglang_dynspec.engine.decode_graph import PlainTarget
@@ -44,16 +45,17 @@ class Runtime:
 
     def gpu_memory_gb(self) -> float:
         """What we take, in units of 2**30 bytes: graphs of our own, and what the draft misses."""
-        graphs = [self.target.captured, self.draft_extend.captured]
-        graphs += self.step_states.captured.values()
         ring = 0 if self.keeping is None else self.keeping.bytes / (1 << 30)
+        graphs = self._captured().values()
         return round(ring + sum(made.gigabytes for made in graphs if made is not None), 3)
 
     def cuda_graphs(self) -> dict[str, Any]:
         """What capturing our own graphs took, or None for what runs without. JSON-native."""
+        return {name: captured and asdict(captured) for name, captured in self._captured().items()}
+
+    def _captured(self) -> dict[str, Captured | None]:
         graphs = {"plain_decode": self.target.captured, "draft_extend": self.draft_extend.captured}
-        graphs |= {f"num_steps_{n}": made for n, made in self.step_states.captured.items()}
-        return {name: captured and asdict(captured) for name, captured in graphs.items()}
+        return graphs | {f"num_steps_{n}": made for n, made in self.step_states.captured.items()}
 
 
 # The decision travels on SGLang's own objects: from batch preparation to the worker on the draft

@@ -68,6 +68,22 @@ def thresholds(policy: str | None) -> dict[str, int]:
     return {"off_at": parsed.off_at, "on_at": parsed.on_at}
 
 
+def draw_threshold(axes: Axes, name: str, value: int) -> None:
+    """Draw a threshold of a policy across a plot of requests."""
+    axes.axhline(value, color=_VERMILLION, linewidth=1, linestyle=(0, (4, 3)))
+    axes.annotate(
+        f"{name} = {value}",
+        (1.0, value),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 2),
+        textcoords="offset points",
+        ha="right",
+        va="bottom",
+        fontsize=8,
+        color=_VERMILLION,
+    )
+
+
 def _draw_load(axes: Axes, timeline: Timeline) -> None:
     from matplotlib.ticker import MaxNLocator
 
@@ -91,18 +107,7 @@ def _draw_load(axes: Axes, timeline: Timeline) -> None:
     top = max(sample.in_flight for sample in samples)
     for name, value in thresholds(timeline.policy).items():
         if 0 < value <= 2 * top:
-            axes.axhline(value, color=_VERMILLION, linewidth=1, linestyle=(0, (4, 3)))
-            axes.annotate(
-                f"{name} = {value}",
-                (1.0, value),
-                xycoords=("axes fraction", "data"),
-                xytext=(-2, 2),
-                textcoords="offset points",
-                ha="right",
-                va="bottom",
-                fontsize=8,
-                color=_VERMILLION,
-            )
+            draw_threshold(axes, name, value)
             top = max(top, value)
     axes.set_ylim(0, top * 1.08 + 0.5)
     axes.set_ylabel("running requests")

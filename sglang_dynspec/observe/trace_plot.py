@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from sglang_dynspec.observe.figure import new_figure
-from sglang_dynspec.observe.plot import thresholds
+from sglang_dynspec.observe.plot import draw_threshold, thresholds
 from sglang_dynspec.observe.trace_file import Span, TraceFile
 
 if TYPE_CHECKING:
@@ -76,18 +76,7 @@ def _draw_load(axes: Axes, trace: TraceFile, spans: Sequence[Span], scale: float
     top = max((s.batch_size or 0.0 for s in spans), default=1.0)
     for name, value in thresholds(trace.policy).items():
         if 0 < value <= 1.5 * top:
-            axes.axhline(value, color=_VERMILLION, linewidth=1, linestyle=(0, (4, 3)))
-            axes.annotate(
-                f"{name} = {value}",
-                (1.0, value),
-                xycoords=("axes fraction", "data"),
-                xytext=(-2, 2),
-                textcoords="offset points",
-                ha="right",
-                va="bottom",
-                fontsize=8,
-                color=_VERMILLION,
-            )
+            draw_threshold(axes, name, value)
     axes.set_ylim(0, None)
     axes.set_ylabel("requests")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,0 +1,36 @@
+"""Launch scripts of servers with two ranks, each a process on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from sglang_dynspec.testing import cpu_engine
+
+
+def run_two_ranks(
+    folder: Path, script: str, *, timeout: float, **values: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a launch script to its end.
+
+    Args:
+        script: its text, whose places are filled with ``values``, and ``folder`` with the folder.
+    """
+    path = folder / "launch.py"
+    text = textwrap.dedent(script).format(folder=str(folder), **values)
+    path.write_text(text, encoding="utf-8")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_DYNSPEC_")}
+    done = subprocess.run(
+        [sys.executable, "-P", str(path)],
+        env=clean | cpu_engine.environment(tp_size=2),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
