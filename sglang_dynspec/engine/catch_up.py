@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,6 +140,26 @@ class CatchUp:
         shape = (rows, self.tokens)
         self._ids = torch.zeros(shape, dtype=torch.int32, device=device)
         self._hidden = torch.zeros((*shape, hidden_size), dtype=config.dtype, device=device)
+        self._keep = self._one_kernel()
+
+    def _one_kernel(self) -> Callable[..., None]:
+        """What writes into the ring: one kernel on an NVIDIA GPU, compiled here."""
+        if self._ids.device.type != "cuda":
+            return _keep_in_torch
+        try:
+            from sglang_dynspec.engine.keep_kernel import keep
+
+            zero = torch.zeros(1, dtype=torch.int64, device=self._ids.device)
+            # Row 0 is the one that SGLang pads graphs with.
+            keep(self._ids, self._hidden, zero, zero, zero, self._hidden[0, :1])
+        except Exception:
+            logger.warning(
+                "sglang_dynspec: the kernel that keeps what the draft misses cannot be compiled; "
+                "several small ones of PyTorch do it.",
+                exc_info=True,
+            )
+            return _keep_in_torch
+        return keep
 
     # --- bookkeeping, on the host -----------------------------------------------------------------
     def plan(self, reqs: Sequence[Any], *, may_wait: bool) -> Plan | None:
@@ -278,10 +298,9 @@ class CatchUp:
                 hidden.shape[-1],
                 self.tokens,
             )
-        slots = positions % self.tokens
-        self._ids[pool, slots] = ids.to(torch.int32)
-        if hidden is not None and self._hidden.shape[-1]:
-            self._hidden[pool, slots] = hidden
+        if not self._hidden.shape[-1]:
+            hidden = None
+        self._keep(self._ids, self._hidden, pool, positions, ids, hidden)
 
     # --- catching up ------------------------------------------------------------------------------
     def run(self, batch: Any, plan: Plan) -> None:
@@ -358,6 +377,21 @@ def share(behind: Sequence[int], limit: int) -> list[int]:
         return list(behind)
     room = limit - len(behind)
     return [min(n * room // total + 1, n) for n in behind]
+
+
+def _keep_in_torch(
+    ring_ids: torch.Tensor,
+    ring_hidden: torch.Tensor,
+    pool: torch.Tensor,
+    positions: torch.Tensor,
+    ids: torch.Tensor,
+    hidden: torch.Tensor | None,
+) -> None:
+    """Write into the ring, as ``keep_kernel.keep`` does."""
+    slots = positions % ring_ids.shape[1]
+    ring_ids[pool, slots] = ids.to(torch.int32)
+    if hidden is not None:
+        ring_hidden[pool, slots] = hidden
 
 
 def _ragged(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:
