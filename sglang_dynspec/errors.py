@@ -29,3 +29,8 @@ class ContractError(UnsupportedError):
 
 class InstallError(DynspecError, RuntimeError):
     """Dynspec supports this server, but could not be put in force in this process."""
+
+
+class RanksError(InstallError):
+    """Something has failed on some ranks of a server only; going on, they would wait for each other
+    for good. Stops the server, whether strict or not."""

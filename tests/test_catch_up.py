@@ -26,6 +26,7 @@ from support.policies import PlainFirst, Recorder, Toggle
 from sglang_dynspec import BatchView, Never
 from sglang_dynspec.engine import catch_up, install
 from sglang_dynspec.engine.catch_up import CatchUp, share
+from sglang_dynspec.engine.ranks import Agreement
 from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.errors import InstallError, UnsupportedError
 from sglang_dynspec.settings import Settings
@@ -227,12 +228,12 @@ def test_without_memory_for_it_the_draft_is_kept_warm(server, monkeypatch, caplo
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(CatchUp, "_allocate", allocate)
-    scheduler, worker = server.scheduler.scheduler, install.runtime().worker
-    assert install._catch_up(scheduler, worker, Settings(policy="never")) is None
+    scheduler, alone = server.scheduler.scheduler, Agreement()
+    assert install._catch_up(scheduler, Settings(policy="never"), alone) is None
     assert "cannot be kept (no room), so the draft state is warm instead" in caplog.text
     for settings in (Settings(strict=True), Settings(catch_up_bytes=1 << 20)):
         with pytest.raises(InstallError, match=r"no room.*lower --mem-fraction-static"):
-            install._catch_up(scheduler, worker, settings)
+            install._catch_up(scheduler, settings, alone)
 
 
 @pytest.mark.parametrize("when", ["plain", "speculative"])

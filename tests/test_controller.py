@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sglang_dynspec.engine.controller import STATIC, Controller, Decision
-from sglang_dynspec.engine.ranks import Ranks
+from sglang_dynspec.engine.ranks import Agreement, Ranks
 from sglang_dynspec.policy import Always, BatchView, Never, Policy, StepOutcome
 
 LADDER = (0, 1, 3)
@@ -293,7 +293,7 @@ def test_the_draft_prefills_where_sglang_decides(clock):
 
 
 def test_a_release_while_paused_is_told_to_all_ranks():
-    ranks = Ranks(0, LADDER[-1])
+    ranks = Ranks(0, LADDER[-1], Agreement())
     controller = Controller(Never(), LADDER, ranks=ranks)
     controller.pause()
     assert not controller.release()

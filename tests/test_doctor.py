@@ -163,8 +163,7 @@ def troubled(tmp_path_factory) -> Told:
     arguments = cpu_engine.command_line(
         "EAGLE3",
         max_running_requests=None,
-        tp_size=2,
-        device="cuda",
+        pp_size=2,
         model_path=str(folder / "no-model"),
     )
     return Told(
@@ -206,7 +205,7 @@ def test_unsupported_arguments(troubled):
     refused = troubled.all("arguments.supported")
     assert {f["status"] for f in refused} == {"blocking"}
     says = " ".join(f"{f['says']} FIX {f['fix']}" for f in refused)
-    assert "(--tp-size is 2) FIX start the server without --tp-size" in says
+    assert "(--pp-size is 2) FIX start the server without --pp-size" in says
     assert "steps are 0, 9, but the server runs at most 3 draft steps" in says
 
 

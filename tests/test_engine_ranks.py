@@ -28,11 +28,13 @@ REPLACED_AT = 60 * ROUNDS
 REQUESTS = [Request(input_ids=p, max_new_tokens=TOKENS) for p in prompts(COUNT, seed=21)]
 
 SCRIPT = """
-    import json, os, random, sys, time
+    import json, os, random, sys, time, zlib
     from sglang_dynspec import Policy
     from sglang_dynspec.engine import controller
     from sglang_dynspec.testing import cpu_engine
+    from support import device
 
+    device.prepare_launch_script()
     FOLDER = {folder!r}
     take = controller.Controller.take
 
@@ -43,7 +45,13 @@ SCRIPT = """
     def recording(self, decision):
         take(self, decision)
         with open(f"{{FOLDER}}/rank{{rank()}}.txt", "a") as file:
-            print(decision.num_steps, decision.batch_size, self.static, file=file)
+            print(decision.num_steps, decision.batch_size, self.static, drawn(), file=file)
+
+    def drawn():
+        # What this rank has sampled so far.
+        from sglang_dynspec.engine import install
+        requests = install.runtime().scheduler.running_batch.reqs
+        return zlib.crc32(str([r.output_ids for r in requests]).encode())
 
     controller.Controller.take = recording
 
@@ -107,23 +115,36 @@ def expected() -> list[list[int]]:
     return reference(REQUESTS)
 
 
+def launch(
+    folder: Path,
+    policy: str,
+    *,
+    draft_state: str = "catch_up",
+    rounds: int = 1,
+    top: str = "",
+    succeeds: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    return run_two_ranks(
+        folder,
+        SCRIPT,
+        timeout=500,
+        succeeds=succeeds,
+        top=top,
+        policy=policy,
+        draft_state=draft_state,
+        tokens=TOKENS,
+        rounds=rounds,
+        prompts=[list(request.input_ids) for request in REQUESTS],
+    )
+
+
 class Served:
     """What came of a run of the launch script."""
 
     def __init__(
         self, folder: Path, policy: str, *, draft_state: str, rounds: int, top: str
     ) -> None:
-        done = run_two_ranks(
-            folder,
-            SCRIPT,
-            timeout=500,
-            top=top,
-            policy=policy,
-            draft_state=draft_state,
-            tokens=TOKENS,
-            rounds=rounds,
-            prompts=[list(request.input_ids) for request in REQUESTS],
-        )
+        done = launch(folder, policy, draft_state=draft_state, rounds=rounds, top=top)
         self.log = done.stdout + done.stderr
         [line] = [line for line in self.log.splitlines() if "REPORT " in line]
         self.ids: list[list[int]]
@@ -137,7 +158,7 @@ class Served:
     def modes(self) -> list[str]:
         """Draft steps of each step; the ranks must have run the same."""
         assert self.steps[0] == self.steps[1]
-        return [num_steps for num_steps, _, _ in self.steps[0]]
+        return [num_steps for num_steps, *_ in self.steps[0]]
 
 
 def serve(
@@ -182,7 +203,7 @@ def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
 
     ranks.Ranks.ran = disagreeing
     """
-    served = serve(tmp_path, "Random()", top=textwrap.indent(textwrap.dedent(top), ""))
+    served = serve(tmp_path, "Random()", top=textwrap.dedent(top))
     assert served.ids == expected
     assert served.status["state"] == "static"
     assert "ranks have run different steps (rank 0: " in served.status["error"]
@@ -193,47 +214,74 @@ def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
     assert set(modes[static:]) == {"3"}
 
 
+def test_what_fails_on_one_rank_alone_stops_the_server(tmp_path):
+    # Rank 0 is in its plain step then, and would wait there for good.
+    top = """
+    from datetime import timedelta
+    from sglang_dynspec.engine import plain_decode, ranks
+    ranks._FAIL_WITHIN = timedelta(seconds=2)
+    run = plain_decode.run
+
+    def failing(dialect, target, worker, batch, **how):
+        if rank() == 1 and int(batch.seq_lens[0]) > 20:
+            raise RuntimeError("boom")
+        return run(dialect, target, worker, batch, **how)
+
+    plain_decode.run = failing
+    """
+    done = launch(tmp_path, "Random()", top=textwrap.dedent(top), succeeds=False)
+    assert done.returncode != 0
+    says = "a plain decode step failed: RuntimeError: boom, on rank 1 and not on all"
+    assert says in done.stdout + done.stderr
+
+
 AGREES = """
     import sys
     from datetime import timedelta
     import torch.distributed as dist
     from sglang_dynspec.engine import ranks
 
-    rank, asks, reason = int(sys.argv[1]), sys.argv[2] == "asks", sys.argv[3]
+    rank, does = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method="file://{file}", rank=rank, world_size=2)
-    ranks._AGREE_WITHIN = timedelta(seconds=5)
-    if asks:
-        try:
-            ranks.agree(reason or None)
-        except Exception as error:
-            print("REFUSED", error)
-        else:
-            print("AGREED")
+    ranks._AGREE_WITHIN = ranks._FAIL_WITHIN = timedelta(seconds=3)
+    agreement = ranks.Agreement(rank, 2)
+    try:
+        if does == "tells":
+            print("TOLD", agreement.together(rank + 7))
+        elif does == "fails":
+            agreement.fail("no policy")
+        elif does == "falls back":
+            print("ALIKE", ranks.Ranks(rank, 3, agreement).fail_alike("boom"))
+    except Exception as error:
+        print("REFUSED", error)
     dist.barrier()
 """
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("does", "says"),
     [
-        ([("asks", ""), ("asks", "")], ["AGREED", "AGREED"]),
-        ([("asks", ""), ("asks", "no policy")], ["REFUSED .*on rank 1: no policy", "AGREED"]),
-        ([("asks", ""), ("leaves", "")], ["REFUSED .*on rank 1: it has not started", ""]),
-        ([("leaves", ""), ("asks", "")], ["", "REFUSED .*rank 0 has not started"]),
+        (["tells", "tells"], [r"TOLD \[7, 8\]", r"TOLD \[7, 8\]"]),
+        (["tells", "fails"], ["REFUSED .*on rank 1: no policy", ""]),
+        (["fails", "tells"], ["", "REFUSED .*on rank 0: no policy"]),
+        (["tells", "leaves"], ["REFUSED .*on rank 1: it has not started", ""]),
+        (["leaves", "tells"], ["", "REFUSED .*on rank 0: it has not started"]),
+        (["falls back", "falls back"], ["ALIKE True", "ALIKE True"]),
+        (["leaves", "falls back"], ["", "ALIKE False"]),
     ],
-    ids=["both", "one refuses", "one was not started", "rank 0 was not started"],
+    ids=" and ".join,
 )
-def test_all_ranks_or_none_and_nobody_waits_for_long(tmp_path, arguments, says):
+def test_ranks_tell_each_other_and_nobody_waits_for_long(tmp_path, does, says):
     path = tmp_path / "agree.py"
     path.write_text(textwrap.dedent(AGREES).format(file=tmp_path / "store"), encoding="utf-8")
     processes = [
         subprocess.Popen(
-            [sys.executable, "-P", str(path), str(rank), *words],
+            [sys.executable, "-P", str(path), str(rank), what],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for rank, words in enumerate(arguments)
+        for rank, what in enumerate(does)
     ]
     for process, wanted in zip(processes, says, strict=True):
         said, _ = process.communicate(timeout=120)

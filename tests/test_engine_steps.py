@@ -12,6 +12,7 @@ from support.policies import Recorder, Toggle
 
 from sglang_dynspec.engine import install, timing
 from sglang_dynspec.engine.dialect import installed_release, select
+from sglang_dynspec.engine.ranks import Agreement
 from sglang_dynspec.engine.step_states import StepStates
 from sglang_dynspec.engine.timing import Graphs
 from sglang_dynspec.errors import InstallError, UnsupportedError
@@ -110,7 +111,7 @@ def test_a_number_that_cannot_be_captured_is_left_out(server, monkeypatch, caplo
         raise RuntimeError("no room")
 
     monkeypatch.setattr(runtime.dialect, "step_state", out_of_memory)
-    states = StepStates(runtime.dialect, runtime.worker)
+    states = StepStates(runtime.dialect, runtime.worker, Agreement())
     states.build([1, 2], strict=False)
     assert states.steps == ()
     assert "speculation with 1 draft step failed (RuntimeError: no room)" in caplog.text

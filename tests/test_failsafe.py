@@ -23,6 +23,7 @@ from sglang_dynspec.engine import (
     support,
 )
 from sglang_dynspec.engine.decode_graph import PlainTarget
+from sglang_dynspec.engine.ranks import Agreement
 from sglang_dynspec.engine.temporarily import temporarily
 from sglang_dynspec.errors import InstallError
 from sglang_dynspec.testing import cpu_engine
@@ -173,7 +174,7 @@ def captures_graphs(server, monkeypatch) -> PlainTarget:
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(runtime.dialect, "capture_decode_graphs", out_of_memory)
-    return PlainTarget(runtime.dialect, runtime.worker)
+    return PlainTarget(runtime.dialect, runtime.worker, Agreement())
 
 
 def test_graphs_that_cannot_be_captured_are_done_without(
@@ -202,7 +203,9 @@ def test_graphs_are_captured_anew_where_sglang_does_so(server, expected, monkeyp
         return {attribute: None}  # as on this device, so that steps run
 
     monkeypatch.setattr(runtime.dialect, "capture_decode_graphs", capture_decode_graphs)
-    monkeypatch.setattr(runtime, "target", PlainTarget(runtime.dialect, runtime.worker))
+    monkeypatch.setattr(
+        runtime, "target", PlainTarget(runtime.dialect, runtime.worker, Agreement())
+    )
     with temporarily(runner, **{attribute: object()}):
         runtime.target.capture(keep_hidden=True, strict=True)
         runtime.target.renew()
@@ -346,15 +349,6 @@ def test_server_arguments_that_are_refused(shared, monkeypatch, name, value, say
     changed = Overlaid(scheduler.server_args, name, value)
     monkeypatch.setattr(scheduler, "server_args", changed)
     assert says in support.refusal(scheduler)
-
-
-def test_tensor_parallelism_is_for_cpus_so_far(shared, monkeypatch):
-    scheduler = shared.scheduler.scheduler
-    two = Overlaid(scheduler.server_args, "tp_size", 2)
-    monkeypatch.setattr(scheduler, "server_args", two)
-    assert support.refusal(scheduler) is None
-    monkeypatch.setattr(scheduler, "server_args", Overlaid(two, "device", "cuda"))
-    assert "--tp-size is 2" in support.refusal(scheduler)
 
 
 class Overlaid:

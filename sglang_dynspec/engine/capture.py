@@ -10,7 +10,8 @@ from typing import TypeVar
 
 import torch
 
-from sglang_dynspec.errors import InstallError
+from sglang_dynspec.engine.ranks import Agreement
+from sglang_dynspec.errors import InstallError, RanksError, UnsupportedError
 
 logger = logging.getLogger("sglang_dynspec")
 
@@ -41,22 +42,25 @@ def capture(
     device: str,
     *,
     strict: bool,
+    agreement: Agreement,
     otherwise: str = "Plain steps do without them",
 ) -> tuple[T, Captured] | None:
-    """Capture graphs.
+    """Capture graphs, on all ranks or on none.
 
     Args:
         what: is to run from them, in words.
         make: captures them.
         device: where.
         strict: a capture that fails stops the server.
+        agreement: of the ranks of the server.
         otherwise: what happens then, for the log.
 
     Returns:
         What ``make`` returned, and what it took; None if it failed, which is in the log then.
 
     Raises:
-        InstallError: it failed, under strict.
+        InstallError: it failed, under strict; or it failed here, and other ranks wait for this one
+            in their captures.
     """
     started, free = time.perf_counter(), _free_bytes(device)
     try:
@@ -69,9 +73,24 @@ def capture(
         if strict:
             raise InstallError(sentence) from error
         logger.error("sglang_dynspec: %s. %s.", sentence, otherwise, exc_info=error)
+        _tell_failure(agreement, sentence)
         return None
+    took = time.perf_counter() - started
     gigabytes = (free - _free_bytes(device)) / (1 << 30)
-    return made, Captured(time.perf_counter() - started, gigabytes)
+    without = [rank for rank, done in enumerate(agreement.together(True)) if not done]
+    if without:
+        ranks = ", ".join(map(str, without))
+        message = "sglang_dynspec: capturing CUDA graphs of %s failed on rank %s. %s."
+        logger.error(message, what, ranks, otherwise)
+        return None
+    return made, Captured(took, gigabytes)
+
+
+def _tell_failure(agreement: Agreement, sentence: str) -> None:
+    try:
+        agreement.together(False)
+    except UnsupportedError as error:
+        raise RanksError(f"{sentence}; other ranks are stuck in theirs") from error
 
 
 def total_bytes(device: str) -> int:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sglang_dynspec.errors import RanksError
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome, StepTiming
 from sglang_dynspec.policy.text import policy_text
 
@@ -314,7 +315,7 @@ class Controller:
         begun, self._ended = max(self._ended, decision.started), self._clock()
         count.seconds += self._ended - begun
         if self._ranks is not None:
-            self._ranks.ran(decision.num_steps, len(accept_lens))
+            self._ranks.ran(decision.num_steps, accept_lens)
         if self.static or not self.asks or decision.step < self._since:
             return
         outcome = StepOutcome(
@@ -331,12 +332,22 @@ class Controller:
             self._policy_failed("raised in observe()", error)
 
     def fail(self, what: str, error: BaseException) -> None:
-        """Fall back to SGLang's own behaviour for good, and say so once."""
+        """Fall back to SGLang's own behaviour for good, and say so once.
+
+        Raises:
+            RanksError: other ranks have not failed here, and know nothing of it: they would wait
+                in the collectives of another step.
+        """
         if self.failure is not None:
             return
-        self.failure = f"{what}: {describe(error)}"
-        if self._ranks is not None and self._ranks.leads:
-            self._ranks.wish(static=self.failure)
+        failure = f"{what}: {describe(error)}"
+        if self._ranks is not None:
+            if not self._ranks.fail_alike(failure):
+                raise RanksError(
+                    f"{failure}, on rank {self._ranks.rank} and not on all; restart the server"
+                ) from error
+            self._ranks.wish(static=failure)
+        self.failure = failure
         self._say_static(error)
 
     @property

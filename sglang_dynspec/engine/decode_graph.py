@@ -10,6 +10,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 from sglang_dynspec.engine.capture import Captured, capture
 from sglang_dynspec.engine.dialect.base import Dialect
+from sglang_dynspec.engine.ranks import Agreement
 from sglang_dynspec.engine.temporarily import temporarily
 
 
@@ -21,8 +22,9 @@ class PlainTarget:
     its own once :meth:`capture` has made them, and eagerly before.
     """
 
-    def __init__(self, dialect: Dialect, worker: Any) -> None:
+    def __init__(self, dialect: Dialect, worker: Any, agreement: Agreement) -> None:
         self._dialect = dialect
+        self._agreement = agreement
         self._runner = worker.target_worker.model_runner
         self.captured: Captured | None = None
         """The graphs of plain decode, or None where it runs eagerly."""
@@ -50,7 +52,9 @@ class PlainTarget:
             with self.active():
                 return self._dialect.capture_decode_graphs(self._runner, keep_hidden=keep_hidden)
 
-        made = capture("plain decode", make, self._runner.device, strict=strict)
+        made = capture(
+            "plain decode", make, self._runner.device, strict=strict, agreement=self._agreement
+        )
         if made is not None:
             graphs, self.captured = made
             self._values = self._eager | graphs

@@ -15,6 +15,7 @@ import torch
 
 from sglang_dynspec.engine.capture import Captured, capture
 from sglang_dynspec.engine.dialect.base import EXTEND_BACKEND, EXTEND_GRAPHS, Dialect, pad_rows
+from sglang_dynspec.engine.ranks import Agreement
 from sglang_dynspec.engine.temporarily import temporarily
 
 
@@ -26,8 +27,9 @@ class DraftExtend:
     past the committed length, as rejected draft tokens are, and is overwritten next.
     """
 
-    def __init__(self, dialect: Dialect, worker: Any) -> None:
+    def __init__(self, dialect: Dialect, worker: Any, agreement: Agreement) -> None:
         self._dialect = dialect
+        self._agreement = agreement
         self._worker = worker
         self._values: dict[str, Any] = {}
         self.width: int = worker.draft_worker.speculative_num_draft_tokens
@@ -53,6 +55,7 @@ class DraftExtend:
             lambda: self._dialect.one_token_extend(self._worker),
             self._worker.device,
             strict=strict,
+            agreement=self._agreement,
         )
         values, captured = made or (None, None)
         if values is None:

@@ -17,19 +17,27 @@ import wrapt
 
 from sglang_dynspec.engine import contract
 from sglang_dynspec.engine.dialect import installed_release, select
-from sglang_dynspec.errors import ContractError, DynspecError, InstallError, UnsupportedError
+from sglang_dynspec.errors import (
+    ContractError,
+    DynspecError,
+    InstallError,
+    RanksError,
+    UnsupportedError,
+)
 from sglang_dynspec.settings import strict_from_environment
 
 if TYPE_CHECKING:
+    from sglang_dynspec.engine.catch_up import CatchUp
     from sglang_dynspec.engine.live import Changes
     from sglang_dynspec.engine.metrics import Exporter
-    from sglang_dynspec.engine.ranks import Ranks
+    from sglang_dynspec.engine.ranks import Agreement, Ranks
     from sglang_dynspec.engine.runtime import Runtime
     from sglang_dynspec.settings import Settings
 
 logger = logging.getLogger("sglang_dynspec")
 
 _CATCH_UP_BYTES = 512 << 20
+_RING_FIX = "lower --mem-fraction-static, or set SGLANG_DYNSPEC_CATCH_UP_BYTES"
 
 SettingsSource = Callable[[], "Settings"]
 
@@ -178,10 +186,18 @@ def _scheduler_init(
 
 def _disagree(scheduler: Any) -> None:
     """Tell the other ranks that dynspec is not in force on this one."""
-    if scheduler.server_args.tp_size > 1:
-        from sglang_dynspec.engine import ranks
+    _agreement(scheduler).fail(_state.refusal or "")
 
-        ranks.agree(_state.refusal)
+
+def _agreement(scheduler: Any) -> Agreement:
+    """Between the ranks of a tensor-parallel server, or of this one with itself."""
+    from sglang_dynspec.engine.ranks import Agreement
+
+    if scheduler.server_args.tp_size == 1:
+        return Agreement()
+    from torch.distributed import get_rank, get_world_size
+
+    return Agreement(get_rank(), get_world_size())
 
 
 def _attempt(action: Callable[[], Any], strict: bool) -> Any:
@@ -192,7 +208,7 @@ def _attempt(action: Callable[[], Any], strict: bool) -> Any:
         expected = isinstance(error, DynspecError)
         reason = str(error) if expected else f"{type(error).__name__}: {error}"
         _state.refusal = reason
-        if strict:
+        if strict or isinstance(error, RanksError):
             raise
         _say(
             logging.ERROR,
@@ -243,17 +259,13 @@ def _warn_of_unknown_variables() -> None:
 
 
 def _engage(scheduler: Any, settings: Settings) -> None:
-    from sglang_dynspec.engine.ranks import agree
-
-    ranked = scheduler.server_args.tp_size > 1
+    agreement = _agreement(scheduler)
     try:
-        runtime = _make_runtime(scheduler, settings)
+        runtime = _make_runtime(scheduler, settings, agreement)
     except Exception as error:
-        if ranked:
-            agree(str(error))
+        agreement.fail(str(error))
         raise
-    if ranked:
-        agree(None)
+    agreement.together(None)
     if _state.runtime is not None:
         _say(
             logging.WARNING,
@@ -302,16 +314,16 @@ def _trace(runtime: Runtime, path: str, settings: Settings) -> None:
         _say(logging.WARNING, "sglang_dynspec: the trace could not be begun.", exc_info=error)
 
 
-def _ranks(scheduler: Any, most: int) -> Ranks | None:
+def _ranks(scheduler: Any, most: int, agreement: Agreement) -> Ranks | None:
     """This rank's end where there are several, or None."""
     from torch.distributed import get_rank
 
     from sglang_dynspec.engine.ranks import Ranks
 
-    return Ranks(get_rank(), most) if scheduler.server_args.tp_size > 1 else None
+    return Ranks(get_rank(), most, agreement) if scheduler.server_args.tp_size > 1 else None
 
 
-def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
+def _make_runtime(scheduler: Any, settings: Settings, agreement: Agreement) -> Runtime:
     from sglang_dynspec.engine import support
     from sglang_dynspec.engine.controller import Controller
     from sglang_dynspec.engine.decode_graph import PlainTarget
@@ -330,16 +342,16 @@ def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
     )
     worker = scheduler.draft_worker
     policy = settings.build_policy()
-    step_states = _step_states(worker, settings)
+    step_states = _step_states(worker, settings, agreement)
     ladder = (0, *step_states.steps, worker.speculative_num_steps)
-    ranks = _ranks(scheduler, ladder[-1])
+    ranks = _ranks(scheduler, ladder[-1], agreement)
     controller = Controller(policy, ladder, ranks=ranks)
-    catch_up, draft_state = _catch_up(scheduler, worker, settings), settings.draft_state
+    catch_up, draft_state = _catch_up(scheduler, settings, agreement), settings.draft_state
     if draft_state == "catch_up" and catch_up is None:
         draft_state = "warm"
     warm = draft_state == "warm"
-    target = PlainTarget(dialect, worker)
-    draft_extend = DraftExtend(dialect, worker)
+    target = PlainTarget(dialect, worker, agreement)
+    draft_extend = DraftExtend(dialect, worker, agreement)
     returned = dialect.returns_hidden_states and scheduler.server_args.enable_return_hidden_states
     kept = catch_up is not None and dialect.keeps_hidden(worker)
     keep_hidden = returned or kept or (warm and draft_extend.reads_hidden)
@@ -388,49 +400,62 @@ def _time_graphs(graphs: Any, controller: Any) -> None:
     )
 
 
-def _catch_up(scheduler: Any, worker: Any, settings: Settings) -> Any:
+def _catch_up(scheduler: Any, settings: Settings, agreement: Agreement) -> CatchUp | None:
     """What keeps what the draft misses, or None: not wanted, or no memory for it."""
+    from sglang_dynspec.engine.catch_up import CatchUp
+
+    if settings.draft_state != "catch_up":
+        return None
+    made = _ring(scheduler, settings, agreement)
+    lacks = None if isinstance(made, CatchUp) else made
+    told = agreement.together(lacks)
+    if isinstance(made, CatchUp) and not any(told):
+        _say(
+            logging.INFO,
+            "sglang_dynspec: the draft can catch up with the last %d tokens of each request: %.2f "
+            "GB (SGLANG_DYNSPEC_CATCH_UP_BYTES).",
+            made.tokens,
+            made.bytes / (1 << 30),
+        )
+        return made
+    _say(
+        logging.WARNING,
+        "sglang_dynspec: what the draft misses cannot be kept (%s), so the draft state is warm "
+        "instead of catch_up; %s.",
+        lacks or next(f"on rank {rank}: {reason}" for rank, reason in enumerate(told) if reason),
+        _RING_FIX,
+    )
+    return None
+
+
+def _ring(scheduler: Any, settings: Settings, agreement: Agreement) -> CatchUp | str:
+    """What keeps what the draft misses, or why there is no memory for it."""
     from torch import OutOfMemoryError
 
     from sglang_dynspec.engine.capture import total_bytes
     from sglang_dynspec.engine.catch_up import CatchUp
 
-    if settings.draft_state != "catch_up":
-        return None
-    budget = settings.catch_up_bytes
+    worker, budget = scheduler.draft_worker, settings.catch_up_bytes
     if budget is None:
         hundredth = total_bytes(worker.device) // 100
         budget = min(_CATCH_UP_BYTES, hundredth or _CATCH_UP_BYTES)
+    # What the draft takes in follows from the size, and has to be the same on all ranks.
+    budget = min(agreement.together(budget))
     try:
-        made = CatchUp(_state.dialect, worker, budget, scheduler.chunked_prefill_size)
+        return CatchUp(_state.dialect, worker, budget, scheduler.chunked_prefill_size)
     except (OutOfMemoryError, UnsupportedError) as error:
-        says = f"what the draft misses cannot be kept ({error})"
-        fix = "lower --mem-fraction-static, or set SGLANG_DYNSPEC_CATCH_UP_BYTES"
-        # Ranks must have the same draft state, and whoever names a size is to get it.
-        if settings.strict or settings.catch_up_bytes or scheduler.server_args.tp_size > 1:
-            raise InstallError(f"{says}; {fix}") from error
-        _say(
-            logging.WARNING,
-            "sglang_dynspec: %s, so the draft state is warm instead of catch_up; %s.",
-            says,
-            fix,
-        )
-        return None
-    _say(
-        logging.INFO,
-        "sglang_dynspec: the draft can catch up with the last %d tokens of each request: %.2f GB "
-        "(SGLANG_DYNSPEC_CATCH_UP_BYTES).",
-        made.tokens,
-        made.bytes / (1 << 30),
-    )
-    return made
+        # Whoever names a size is to get it.
+        if settings.strict or settings.catch_up_bytes:
+            says = f"what the draft misses cannot be kept ({error}); {_RING_FIX}"
+            raise InstallError(says) from error
+        return str(error)
 
 
-def _step_states(worker: Any, settings: Settings) -> Any:
+def _step_states(worker: Any, settings: Settings, agreement: Agreement) -> Any:
     from sglang_dynspec.engine.step_states import StepStates
     from sglang_dynspec.engine.support import only_on_off, steps_refusal
 
-    made, most = StepStates(_state.dialect, worker), worker.speculative_num_steps
+    made, most = StepStates(_state.dialect, worker, agreement), worker.speculative_num_steps
     refusal = steps_refusal(settings.steps, most)
     if refusal is not None:
         raise UnsupportedError(refusal)

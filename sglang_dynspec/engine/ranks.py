@@ -12,6 +12,7 @@ all ranks, because their schedulers are. Every now and then they compare what th
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,8 +28,8 @@ COMPARE_EVERY = 256
 """Decode steps from one comparison of the ranks to the next."""
 
 _AGREE_WITHIN = timedelta(seconds=60)
-
-_agreements = 0
+_FAIL_WITHIN = timedelta(seconds=20)
+_ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +46,91 @@ class Word:
     """Whether the ranks are to compare what they have run."""
 
 
+class Agreement:
+    """What ranks tell each other where one may be in another state than the rest: at start, and
+    when something fails. Every rank calls :meth:`together` as often as the others.
+
+    Not a collective: a rank that never comes must not keep the others waiting for good. So rank 0
+    gathers the answers in the store by which the ranks have found each other, and what it says
+    holds for all, however late one is.
+
+    Args:
+        rank: this one.
+        ranks: how many there are.
+    """
+
+    _made = 0
+
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
+        self._rank, self._ranks = rank, ranks
+        self._asked = 0
+        self._over = False
+        Agreement._made += 1
+        # Another server's Scheduler may have been built in this process before.
+        self._prefix = f"sglang_dynspec/{Agreement._made}"
+
+    def together(self, mine: Any, within: timedelta | None = None) -> list[Any]:
+        """Tell the others something, and hear what each of them tells at this point.
+
+        Args:
+            mine: JSON-native.
+            within: how long to wait for each rank; a minute by default.
+
+        Returns:
+            What each rank tells, by rank.
+
+        Raises:
+            UnsupportedError: another rank is not in force, or is not there in time.
+        """
+        if self._ranks == 1:
+            return [mine]
+        within = within or _AGREE_WITHIN
+        store = self._next_store()
+        store.set(str(self._rank), json.dumps({"tells": mine}))
+        if self._rank == 0:
+            answers = [_answer(store, r, within) for r in range(self._ranks)]
+            store.set(_ALL, json.dumps(answers))
+        else:
+            # Rank 0 may have to wait for each of the others.
+            answers = _wait(store, _ALL, within * self._ranks) or [{"fails": _NOT_THERE}]
+        failed = [f"on rank {r}: {a['fails']}" for r, a in enumerate(answers) if "fails" in a]
+        if failed:
+            self._over = True
+            raise UnsupportedError(
+                f"it must be in force on all ranks, and {'; '.join(failed)}; install it and set "
+                "its variables on every node"
+            )
+        return [answer["tells"] for answer in answers]
+
+    def fail(self, reason: str) -> None:
+        """Tell the others, at their next :meth:`together`, why dynspec is not in force here."""
+        if self._ranks == 1 or self._over:
+            return
+        self._over = True
+        answer = {"fails": reason}
+        store = self._next_store()
+        store.set(str(self._rank), json.dumps(answer))
+        if self._rank == 0:
+            store.set(_ALL, json.dumps([answer]))
+
+    def _next_store(self) -> Any:
+        self._asked += 1
+        prefix = f"{self._prefix}/{self._asked}"
+        return dist.PrefixStore(prefix, dist.distributed_c10d._get_default_store())
+
+
 class Ranks:
-    """This rank's end.
+    """This rank's end of the decisions.
 
     Args:
         rank: in the group; 0 decides.
         most: draft steps until something else is told.
+        agreement: of these ranks.
     """
 
-    def __init__(self, rank: int, most: int) -> None:
+    def __init__(self, rank: int, most: int, agreement: Agreement) -> None:
         self.rank = rank
+        self._agreement = agreement
         self.told = Word(num_steps=most)
         """What holds on all ranks."""
         self._wish = self.told
@@ -70,10 +146,22 @@ class Ranks:
         if self._wish.static is None:
             self._wish = replace(self._wish, **changes)
 
-    def ran(self, num_steps: int, batch_size: int) -> None:
-        """Note a decode step, for the comparison."""
+    def ran(self, num_steps: int, accept_lens: Sequence[int]) -> None:
+        """Note a decode step, for the comparison.
+
+        Args:
+            accept_lens: tokens that each request gained.
+        """
         self._steps += 1
-        self._digest = zlib.crc32(b"%d %d" % (num_steps, batch_size), self._digest)
+        self._digest = zlib.crc32(bytes((num_steps, *accept_lens)), self._digest)
+
+    def fail_alike(self, what: str) -> bool:
+        """Whether the others fail here as well. Each that fails asks, and waits for the others."""
+        try:
+            self._agreement.together(what, _FAIL_WITHIN)
+        except Exception:
+            return False
+        return True
 
     def exchange(
         self, broadcast: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -122,49 +210,17 @@ class Ranks:
             self._wish = self.told
 
 
-def agree(reason: str | None) -> None:
-    """Be in force on all ranks or on none. Each rank calls it, whatever it has found.
-
-    Args:
-        reason: why not on this rank, or None.
-
-    Raises:
-        UnsupportedError: another rank is not ready.
-    """
-    global _agreements
-    _agreements += 1
-    # Not a collective: a rank on which dynspec was not started must not keep the others waiting.
-    store = dist.PrefixStore(
-        f"sglang_dynspec/{_agreements}", dist.distributed_c10d._get_default_store()
-    )
-    rank = dist.get_rank()
-    store.set(str(rank), reason or "")
-    if rank == 0:
-        answers = [reason or "", *(_answer(store, r) for r in range(1, dist.get_world_size()))]
-        store.set("verdict", _verdict(answers))
-    verdict = _wait(store, "verdict", 2 * _AGREE_WITHIN)
-    if verdict is None:
-        verdict = "rank 0 has not started sglang_dynspec"
-    if verdict and reason is None:
-        raise UnsupportedError(
-            f"it must be in force on all ranks, and {verdict}; install it and set its variables on "
-            "every node"
-        )
+_NOT_THERE = "it has not started sglang_dynspec, or is stuck"
 
 
-def _answer(store: Any, rank: int) -> str:
-    answer = _wait(store, str(rank), _AGREE_WITHIN)
-    return "it has not started sglang_dynspec" if answer is None else answer
+def _answer(store: Any, rank: int, within: timedelta) -> Any:
+    answer = _wait(store, str(rank), within)
+    return {"fails": _NOT_THERE} if answer is None else answer
 
 
-def _verdict(answers: Sequence[str]) -> str:
-    return "; ".join(f"on rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer)
-
-
-def _wait(store: Any, key: str, within: timedelta) -> str | None:
+def _wait(store: Any, key: str, within: timedelta) -> Any:
     try:
         store.wait([key], within)
-        text: str = store.get(key).decode()
-        return text
+        return json.loads(store.get(key))
     except Exception:  # a timeout is another class from release to release of torch
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_dynspec.engine.capture import Captured, capture
 from sglang_dynspec.engine.dialect.base import Dialect
+from sglang_dynspec.engine.ranks import Agreement
 from sglang_dynspec.engine.temporarily import temporarily
 
 
@@ -20,8 +21,9 @@ class StepStates:
     scheduler reserves, before it is known what the next step will be, is enough for any.
     """
 
-    def __init__(self, dialect: Dialect, worker: Any) -> None:
+    def __init__(self, dialect: Dialect, worker: Any, agreement: Agreement) -> None:
         self._dialect = dialect
+        self._agreement = agreement
         self._worker = worker
         self._states: dict[int, list[tuple[Any, dict[str, Any]]]] = {}
         self.captured: dict[int, Captured | None] = {}
@@ -44,6 +46,7 @@ class StepStates:
                 partial(self._dialect.step_state, self._worker, n),
                 self._worker.device,
                 strict=strict,
+                agreement=self._agreement,
                 otherwise="No step runs so many",
             )
             if made is None:

@@ -182,12 +182,6 @@ def _argument_refusals(server_args: Any) -> Iterator[str]:
         value = getattr(server_args, name, fine)
         if value != fine and not (fine in (False, None) and not value):
             yield f"{sentence} (--{name.replace('_', '-')} is {value})"
-    # Ranks that do not agree hang: not before it has been seen to work there.
-    if server_args.tp_size > 1 and server_args.device != "cpu":
-        yield (
-            "tensor parallelism has been run on CPUs only so far "
-            f"(--tp-size is {server_args.tp_size})"
-        )
 
 
 def _model_refusal(scheduler: Any) -> str | None:

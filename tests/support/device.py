@@ -32,6 +32,13 @@ def prepare() -> None:
     cpu_engine.install()
 
 
+def prepare_launch_script() -> None:
+    """Prepare a launch script, and each process that SGLang spawns from it, which run its top."""
+    if ON_GPU:
+        prepare()
+        _compute_in_pytorch()
+
+
 def _take_gpu() -> None:
     """Let the tests build their servers on the GPU instead of the CPU engine."""
     from sglang_dynspec.testing.scheduler import InProcessScheduler
