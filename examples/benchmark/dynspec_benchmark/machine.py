@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from typing import Any
 
@@ -21,7 +22,8 @@ def hardware(gpu: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def used_mib() -> list[int] | None:
-    """Return the memory in use on each GPU, or None where nobody tells."""
+    """Return the memory in use on each GPU of ``CUDA_VISIBLE_DEVICES``, by default on all, or None
+    where nobody tells."""
     try:
         return [int(value) for value in _query("memory.used")] or None
     except ValueError:  # "[N/A]": shared memory, say
@@ -30,6 +32,8 @@ def used_mib() -> list[int] | None:
 
 def _query(field: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
+    if ours := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command.append(f"--id={ours}")
     try:
         answer = subprocess.run(
             command, capture_output=True, text=True, timeout=_TIMEOUT, check=True

@@ -9,6 +9,8 @@ from typing import Any
 from dynspec_benchmark.load import Load, Requests, answer_all, at_rest
 from dynspec_benchmark.worker import Send, Server, difference, steps_of
 
+_TOLD = ("by_num_steps", "seconds", "passthrough", "catch_up")
+
 
 def wave(job: dict[str, Any], send: Send) -> None:
     """Start a server, run a cycle that does not count and then those that do, and tell what came
@@ -36,8 +38,7 @@ def wave(job: dict[str, Any], send: Send) -> None:
                 "tokens": load.tokens,
                 "seconds": seconds,
                 "accept_length": accept_length(counts, load.tokens, load.verifications),
-                "steps": counts
-                and {name: counts[name] for name in ("by_num_steps", "passthrough")},
+                "steps": counts and {name: counts[name] for name in _TOLD},
                 "before": before,
                 "settled": settled,
                 "after": after,
@@ -76,13 +77,15 @@ def _warm_up(
     return before, at_rest(server, load)
 
 
-def _counts(server: Server) -> dict[str, dict[str, int]] | None:
+def _counts(server: Server) -> dict[str, dict[str, Any]] | None:
     status = server.state().get("dynspec")
     if status is None:
         return None
     by_num_steps = status["by_num_steps"]
     gained = {
         name: {n: count[name] for n, count in by_num_steps.items()}
-        for name in ("requests", "tokens")
+        for name in ("requests", "tokens", "seconds")
     }
-    return {**steps_of(status), **gained}
+    kept = status["catch_up"] or {}
+    taken = {name: kept[name] for name in ("times", "taken_in", "lost") if name in kept}
+    return {**steps_of(status), **gained, "catch_up": taken}
