@@ -145,6 +145,7 @@ def demo(session: nox.Session, release: str) -> None:
 @nox.session
 @nox.parametrize("release", RELEASES[-1:])
 def benchmark(session: nox.Session, release: str) -> None:
-    """What a decision costs, with its view and bookkeeping."""
+    """What a decision costs, with its view and bookkeeping, and what several ranks add to it."""
     install_engine(session, release)
     session.run("python", "-P", "examples/benchmark_decision.py", *session.posargs)
+    session.run("python", "-P", "examples/benchmark_ranks.py")
