@@ -21,6 +21,7 @@ from sglang_dynspec.errors import ContractError, DynspecError, InstallError, Uns
 from sglang_dynspec.settings import strict_from_environment
 
 if TYPE_CHECKING:
+    from sglang_dynspec.engine.exchange import Exchange
     from sglang_dynspec.engine.live import Changes
     from sglang_dynspec.engine.metrics import Exporter
     from sglang_dynspec.engine.ranks import Ranks
@@ -283,18 +284,27 @@ def _say_in_force(runtime: Runtime, settings: Settings) -> None:
         runtime.draft_state,
         installed_release(),
         most,
-        "" if runtime.ranks is None else f", decided by rank 0 (this is rank {runtime.ranks.rank})",
+        _with_others(runtime),
     )
     policy = runtime.controller.policy
     for says, fix in unreached(policy, most_requests=most, num_steps=ladder[-1]):
         _say(logging.WARNING, "sglang_dynspec: %s; %s.", says, fix)
 
 
+def _with_others(runtime: Runtime) -> str:
+    if runtime.exchange is not None:
+        return f", agreed on by all ranks of DP attention (this is rank {runtime.exchange.rank})"
+    if runtime.ranks is not None:
+        return f", decided by rank 0 (this is rank {runtime.ranks.rank})"
+    return ""
+
+
 def _trace(runtime: Runtime, path: str, settings: Settings) -> None:
     """Trace decisions to a file, if they are taken on this rank."""
     from sglang_dynspec.engine import tracing
 
-    if runtime.ranks is not None and not runtime.ranks.leads:
+    leader = runtime.ranks or runtime.exchange
+    if leader is not None and not leader.leads:
         return
     try:
         runtime.controller.trace = tracing.begin(runtime, path, settings, installed_release())
@@ -303,12 +313,30 @@ def _trace(runtime: Runtime, path: str, settings: Settings) -> None:
 
 
 def _ranks(scheduler: Any, most: int) -> Ranks | None:
-    """This rank's end where there are several, or None."""
+    """This rank's end where there are several with the same requests, or None."""
     from torch.distributed import get_rank
 
     from sglang_dynspec.engine.ranks import Ranks
+    from sglang_dynspec.engine.support import attention_replicas
 
-    return Ranks(get_rank(), most) if scheduler.server_args.tp_size > 1 else None
+    arguments = scheduler.server_args
+    if arguments.tp_size == 1 or attention_replicas(arguments) > 1:
+        return None
+    return Ranks(get_rank(), most)
+
+
+def _exchange(scheduler: Any, most: int) -> Exchange | None:
+    """This rank's end of DP attention, or None."""
+    from torch.distributed import get_rank
+
+    from sglang_dynspec.engine.exchange import Exchange
+    from sglang_dynspec.engine.support import attention_replicas
+
+    replicas = attention_replicas(scheduler.server_args)
+    if replicas == 1:
+        return None
+    rank, within = divmod(get_rank(), scheduler.server_args.tp_size // replicas)
+    return Exchange(rank, most, leads=within == 0)
 
 
 def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
@@ -333,7 +361,8 @@ def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
     step_states = _step_states(worker, settings)
     ladder = (0, *step_states.steps, worker.speculative_num_steps)
     ranks = _ranks(scheduler, ladder[-1])
-    controller = Controller(policy, ladder, ranks=ranks)
+    exchange = _exchange(scheduler, ladder[-1])
+    controller = Controller(policy, ladder, ranks=ranks, agrees=exchange is not None)
     catch_up, draft_state = _catch_up(scheduler, worker, settings), settings.draft_state
     if draft_state == "catch_up" and catch_up is None:
         draft_state = "warm"
@@ -361,6 +390,7 @@ def _make_runtime(scheduler: Any, settings: Settings) -> Runtime:
         dialect.verified_counts(scheduler),
         catch_up,
         ranks,
+        exchange,
     )
 
 
@@ -459,7 +489,11 @@ def _say(level: int, message: str, *args: Any, **kwargs: Any) -> None:
 def _wrap_all() -> None:
     if not _state.wrapped:
         relayed = _RELAY_WRAPPERS if _state.dialect.has_relay else {}
-        moved = {_state.dialect.broadcast: _broadcast, _state.dialect.log_stats: _log_stats}
+        moved = {
+            _state.dialect.broadcast: _broadcast,
+            _state.dialect.exchange: _gather,
+            _state.dialect.log_stats: _log_stats,
+        }
         _wrap_each(_WRAPPERS | relayed | moved, enabled=_in_force)
         _state.wrapped = True
 
@@ -581,6 +615,15 @@ def _broadcast(
     if current is None or current.ranks is None:
         return wrapped(*args, **kwargs)
     return current.ranks.exchange(wrapped, args, kwargs)
+
+
+def _gather(
+    wrapped: Callable[..., Any], info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    current = _state.runtime
+    if current is None or current.exchange is None:
+        return wrapped(*args, **kwargs)
+    return current.exchange.gather(wrapped, info, args, kwargs)
 
 
 def _run_batch(

@@ -9,7 +9,6 @@ from typing import Any
 # (argument, value that is fine, sentence). Untested combinations are refused, not guessed at.
 _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
     ("pp_size", 1, "pipeline parallelism is not supported"),
-    ("enable_dp_attention", False, "DP attention is not supported yet"),
     ("attn_cp_size", 1, "context parallelism is not supported"),
     ("disaggregation_mode", "null", "prefill-decode disaggregation is not supported yet"),
     ("enable_two_batch_overlap", False, "two-batch overlap is not supported"),
@@ -53,6 +52,13 @@ def refusals_ahead(server_args: Any) -> list[str]:
         server_args: SGLang's ServerArgs, or a view of what it has made of them.
     """
     return [*_speculation_refusals_ahead(server_args), *_argument_refusals(server_args)]
+
+
+def attention_replicas(server_args: Any) -> int:
+    """Ranks of DP attention, each with requests of its own; 1 without it."""
+    # From 0.5.22 on --attn-dp-size, of which --enable-dp-attention is an older way to say it.
+    said = getattr(server_args, "attn_dp_size", None) or 1
+    return int(max(said, server_args.dp_size) if server_args.enable_dp_attention else said)
 
 
 def environment_refusals() -> list[str]:

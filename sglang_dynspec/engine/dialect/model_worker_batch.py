@@ -39,6 +39,7 @@ class ModelWorkerBatchDialect(Dialect):
     family = "0.5.9 to 0.5.11"
     batch_parameter = "model_worker_batch"
     broadcast = names.BROADCAST_TO_0_5_12.path
+    exchange = names.EXCHANGE_TO_0_5_12.path
     graph_runner = "graph_runner"
     accepted_tokens = "accepted"
     pending_field: ClassVar[str] = "verified_id"
