@@ -330,8 +330,9 @@ class CatchUp:
             widths: tokens of each rank of DP attention.
         """
         worker = self._worker
-        hidden = self._hidden[:0, 0] if self._dialect.keeps_hidden(worker) else None
-        values = {"is_extend_in_batch": True, **self._dialect.gathered(batch, widths, own=0)}
+        keeps_hidden = self._dialect.keeps_hidden(worker)
+        hidden = self._hidden[:0, 0] if keeps_hidden else None
+        values = self._dialect.as_idle_prefill(batch, widths, standalone=not keeps_hidden)
         with (
             temporarily(self, running=True),
             temporarily(batch, spec_info=batch.spec_info, **values),

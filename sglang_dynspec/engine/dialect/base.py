@@ -345,6 +345,18 @@ class Dialect(ABC):
             **{name: None for name in LEFT_BY_PREFILL if hasattr(batch, name)},
         }
 
+    def as_idle_prefill(
+        self, batch: Any, widths: Sequence[int], *, standalone: bool
+    ) -> dict[str, Any]:
+        """Fields that make the worker's batch without requests take part in what the drafts of
+        other ranks of DP attention prefill.
+
+        Args:
+            widths: see :meth:`gathered`.
+            standalone: see :meth:`as_prefill`.
+        """
+        return {"is_extend_in_batch": True, **self.gathered(batch, widths, own=0)}
+
     def gathered(self, batch: Any, widths: Sequence[int], *, own: int) -> dict[str, Any]:
         """Fields that tell the ranks of DP attention how many tokens of a prompt each brings.
 
