@@ -286,6 +286,12 @@ class Controller:
             extend=extend,
         )
 
+    def follow(self, verdict: Verdict) -> None:
+        """Leave every step to SGLang if another rank of DP attention does."""
+        if verdict.final and not self.final:
+            self.failure = "another rank has left its steps to SGLang"
+            self._say_static(None)
+
     def _wanted(self, decision: Decision, blocked: bool) -> int:
         if blocked:
             return 0
@@ -293,9 +299,6 @@ class Controller:
 
     def settle(self, decision: Decision, verdict: Verdict) -> None:
         """Bring a decision in line with what all ranks of DP attention run."""
-        if verdict.final and not self.final:
-            self.failure = "another rank has left its steps to SGLang"
-            self._say_static(None)
         decision.extend, decision.postponed = verdict.extend, verdict.postponed
         if verdict.num_steps != decision.num_steps or (verdict.static and not self.static):
             decision.num_steps, decision.reason = verdict.num_steps, OTHER_RANK

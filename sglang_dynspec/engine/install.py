@@ -623,7 +623,11 @@ def _gather(
     current = _state.runtime
     if current is None or current.exchange is None:
         return wrapped(*args, **kwargs)
-    return current.exchange.gather(wrapped, info, args, kwargs)
+    returned = current.exchange.gather(wrapped, info, args, kwargs)
+    verdict = current.exchange.verdict
+    if verdict is not None:
+        current.controller.follow(verdict)
+    return returned
 
 
 def _run_batch(

@@ -11,6 +11,9 @@ from sglang_dynspec.testing._cpu.hooks import Patches
 
 patches = Patches()
 
+_ALSO = ("qwen2", "qwen3")
+"""Model files beside Llama's: a target for DP attention, and what it imports."""
+
 
 @patches.after_import("torch")
 def _ignore_streams(torch: Any) -> None:
@@ -47,7 +50,7 @@ def _load_few_models(package: Any) -> None:
     Set SGLANG_DISABLED_MODEL_ARCHS, to nothing if need be, to choose yourself.
     """
     names = (module.name for module in pkgutil.iter_modules(package.__path__))
-    others = (name for name in names if not name.startswith(("llama", "qwen2", "qwen3")))
+    others = (name for name in names if not name.startswith("llama") and name not in _ALSO)
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(others))
 
 
