@@ -34,6 +34,17 @@ _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
 )
 
 
+# As above, for servers with DP attention.
+_ARGUMENTS_OF_DP_ATTENTION: tuple[tuple[str, object, str], ...] = (
+    (
+        "moe_a2a_backend",
+        "none",
+        "DP attention is supported without an all-to-all backend of experts only",
+    ),
+    ("elastic_ep_backend", None, "DP attention is not supported together with elastic EP"),
+)
+
+
 def refusal(scheduler: Any) -> str | None:
     """Why dynspec must stay out of this scheduler, or None if it can be in force."""
     return (
@@ -183,17 +194,35 @@ def _has_windows(draft_worker: Any) -> bool:
 
 
 def _argument_refusals(server_args: Any) -> Iterator[str]:
-    for name, fine, sentence in _ARGUMENTS:
-        # A release without the argument cannot have it set.
-        value = getattr(server_args, name, fine)
-        if value != fine and not (fine in (False, None) and not value):
-            yield f"{sentence} (--{name.replace('_', '-')} is {value})"
+    yield from _unsupported(server_args, _ARGUMENTS)
+    if attention_replicas(server_args) > 1:
+        yield from _unsupported(server_args, _ARGUMENTS_OF_DP_ATTENTION)
+        yield from _exchange_refusals()
     # Ranks that do not agree hang: not before it has been seen to work there.
     if server_args.tp_size > 1 and server_args.device != "cpu":
         yield (
             "tensor parallelism has been run on CPUs only so far "
             f"(--tp-size is {server_args.tp_size})"
         )
+
+
+def _unsupported(server_args: Any, arguments: tuple[tuple[str, object, str], ...]) -> Iterator[str]:
+    for name, fine, sentence in arguments:
+        # A release without the argument cannot have it set.
+        value = getattr(server_args, name, fine)
+        if value != fine and not (fine in (False, None) and not value):
+            yield f"{sentence} (--{name.replace('_', '-')} is {value})"
+
+
+def _exchange_refusals() -> Iterator[str]:
+    """What leaves the ranks of DP attention without the exchange in which they agree on a step, or
+    has it mix prompts and steps."""
+    from sglang.srt.environ import envs
+
+    for name in ("SGLANG_SCHEDULER_SKIP_ALL_GATHER", "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION"):
+        switch = getattr(envs, name, None)  # the second from 0.5.21 on
+        if switch is not None and switch.get():
+            yield f"{name} is not supported with DP attention; start the server without it"
 
 
 def _model_refusal(scheduler: Any) -> str | None:
