@@ -336,7 +336,6 @@ def test_a_batch_with_one_such_request_goes_to_sglang_until_it_is_done(shared, e
     ("name", "value", "says"),
     [
         ("pp_size", 2, "--pp-size is 2"),
-        ("enable_dp_attention", True, "--enable-dp-attention is True"),
         ("disaggregation_mode", "decode", "--disaggregation-mode is decode"),
         ("speculative_adaptive", True, "--speculative-adaptive"),
         ("enable_lora", True, "LoRA"),
@@ -349,6 +348,29 @@ def test_server_arguments_that_are_refused(shared, monkeypatch, name, value, say
     changed = Overlaid(scheduler.server_args, name, value)
     monkeypatch.setattr(scheduler, "server_args", changed)
     assert says in support.refusal(scheduler)
+
+
+@pytest.mark.parametrize("name", ["enable_dp_attention", "attn_dp_size"])
+def test_what_dp_attention_is_refused_with(shared, monkeypatch, name):
+    scheduler = shared.scheduler.scheduler
+    two = Overlaid(Overlaid(scheduler.server_args, "tp_size", 2), "dp_size", 2)
+    one, two = Overlaid(two, name, 0), Overlaid(two, name, 2)  # the second from 0.5.22 on
+    assert support.attention_replicas(one) == 1
+    assert support.attention_replicas(two) == 2
+    monkeypatch.setattr(scheduler, "server_args", two)
+    assert support.refusal(scheduler) is None
+    monkeypatch.setattr(scheduler, "server_args", Overlaid(two, "moe_a2a_backend", "deepep"))
+    assert "--moe-a2a-backend is deepep" in support.refusal(scheduler)
+    monkeypatch.setattr(scheduler, "server_args", Overlaid(two, "elastic_ep_backend", "mooncake"))
+    assert "elastic EP" in support.refusal(scheduler)
+    monkeypatch.setattr(scheduler, "server_args", two)
+    monkeypatch.setenv("SGLANG_SCHEDULER_SKIP_ALL_GATHER", "1")
+    assert "SGLANG_SCHEDULER_SKIP_ALL_GATHER is not supported" in support.refusal(scheduler)
+    monkeypatch.delenv("SGLANG_SCHEDULER_SKIP_ALL_GATHER")
+    monkeypatch.setattr(scheduler, "server_args", Overlaid(two, "device", "cuda"))
+    assert "DP attention has been run on CPUs only" in support.refusal(scheduler)
+    monkeypatch.setattr(scheduler, "server_args", one)
+    assert support.refusal(scheduler) is None
 
 
 class Overlaid:

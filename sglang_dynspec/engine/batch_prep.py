@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_dynspec.engine.controller import Decision
+from sglang_dynspec.engine.exchange import Verdict
 from sglang_dynspec.engine.runtime import DECISION, Runtime
 from sglang_dynspec.policy.base import BatchView
 
@@ -17,16 +19,35 @@ def decide(runtime: Runtime, batch: Any) -> None:
     controller = runtime.controller
     decision = controller.decide(view(runtime, batch, cold=len(cold)), blocked)
     decision.cold = cold
+    may_wait = blocked is None and not controller.paused
     if keeping is not None and decision.num_steps and not controller.final:
         # Also before a step of SGLang's own while paused: what is kept is for the positions right
         # before this step, and for no later one.
-        may_wait = blocked is None and not controller.paused
         decision.plan = keeping.plan(batch.reqs, may_wait=may_wait)
         if decision.plan is not None and not decision.plan.complete:
             decision.num_steps, decision.postponed = 0, True
-    decision.as_verified = decision.num_steps == 0 and runtime.dialect.as_verified(batch)
     setattr(batch.spec_info, DECISION, decision)
-    controller.decided(decision)
+    if runtime.exchange is None:
+        _settled(runtime, batch, decision)
+        return
+    exchange, plan = runtime.exchange, decision.plan
+    vote = controller.vote(decision, len(batch.reqs) if plan is None else plan.width)
+
+    def settle(verdict: Verdict) -> None:
+        controller.settle(decision, verdict)
+        if exchange.rank not in verdict.behind:
+            decision.plan = None
+        elif decision.plan is None and keeping is not None:
+            # The process that speaks for this rank has one, and its policy may be another.
+            decision.plan = keeping.plan(batch.reqs, may_wait=may_wait)
+        _settled(runtime, batch, decision)
+
+    exchange.propose(vote, settle)
+
+
+def _settled(runtime: Runtime, batch: Any, decision: Decision) -> None:
+    decision.as_verified = decision.num_steps == 0 and runtime.dialect.as_verified(batch)
+    runtime.controller.decided(decision)
 
 
 def view(runtime: Runtime, batch: Any, *, cold: int = 0) -> BatchView:

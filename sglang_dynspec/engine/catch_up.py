@@ -79,6 +79,12 @@ class Plan:
         """Tokens for all requests."""
         return sum(self.counts)
 
+    @property
+    def width(self) -> int:
+        """Tokens of the batch that the draft takes them in with: a request that is not behind takes
+        part with one."""
+        return sum(max(count, 1) for count in self.counts)
+
 
 @dataclass(slots=True)
 class Totals:
@@ -303,12 +309,49 @@ class CatchUp:
         self._keep(self._ids, self._hidden, pool, positions, ids, hidden)
 
     # --- catching up ------------------------------------------------------------------------------
-    def run(self, batch: Any, plan: Plan) -> None:
+    def give_up(self, reqs: Sequence[Any]) -> None:
+        """Count all that these requests have missed as lost: they speculate without it."""
+        if not self._behind:
+            return
+        for req in reqs:
+            record = vars(req).get(_RECORD)
+            missing = self._missing(record)
+            if record is not None and missing:
+                record.complete_at += missing
+                self.totals.lost += missing
+                self._mark_cold(record)
+        self._changes += 1
+
+    def run_idle(self, batch: Any, widths: Sequence[int]) -> None:
+        """Take part, without requests, in what the drafts of other ranks take in.
+
+        Args:
+            batch: the worker's, without requests.
+            widths: tokens of each rank of DP attention.
+        """
+        worker = self._worker
+        keeps_hidden = self._dialect.keeps_hidden(worker)
+        hidden = self._hidden[:0, 0] if keeps_hidden else None
+        values = self._dialect.as_idle_prefill(batch, widths, standalone=not keeps_hidden)
+        with (
+            temporarily(self, running=True),
+            temporarily(batch, spec_info=batch.spec_info, **values),
+            self._dialect.draft_context(worker.draft_worker),
+        ):
+            worker.draft_worker._draft_extend_for_prefill(batch, hidden, batch.input_ids)
+
+    def run(self, batch: Any, plan: Plan | None, widths: Sequence[int] | None = None) -> None:
         """Let the draft take in what is planned, and its proposals follow if that is all.
 
         Args:
             batch: the worker's decode batch, before its step; its draft state gets the proposals.
+            plan: None where only other ranks have one.
+            widths: tokens of each rank of DP attention.
         """
+        settles = plan is not None
+        if plan is None:
+            none = [0] * len(batch.seq_lens)
+            plan = Plan([None] * len(none), none, none, complete=False)
         worker, draft_input = self._worker, batch.spec_info
         lens = batch.seq_lens
         # A request that is not behind takes part with its last token, whose KV goes to the slot
@@ -336,6 +379,8 @@ class CatchUp:
             extend_lens=counts,
             standalone=not self._dialect.keeps_hidden(worker),
         )
+        if widths is not None:
+            values |= self._dialect.gathered(batch, widths, own=sum(counts))
         hidden = None
         if self._dialect.keeps_hidden(worker):
             hidden = self._hidden[pool, slots].masked_fill_(~takes_row[:, None], 0)
@@ -349,7 +394,8 @@ class CatchUp:
             )
         if plan.complete:
             _replace_proposals(draft_input, made, takes)
-        self._settle(plan)
+        if settles:
+            self._settle(plan)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-native."""

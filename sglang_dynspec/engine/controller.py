@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sglang_dynspec.engine.exchange import Vote
 from sglang_dynspec.errors import RanksError
 from sglang_dynspec.policy.base import BatchView, Policy, StepOutcome, StepTiming
 from sglang_dynspec.policy.text import policy_text
 
 if TYPE_CHECKING:
+    from sglang_dynspec.engine.exchange import Verdict
     from sglang_dynspec.engine.ranks import Ranks
     from sglang_dynspec.engine.tracing import Trace
 
@@ -32,6 +34,9 @@ PAUSED = "paused"
 
 POLICY, FORCED, ASKED, CATCHING_UP, FAILURE = "policy", "forced", "asked", "catch_up", "failure"
 """What a change of the mode can come from, beside the pass-through reasons."""
+
+OTHER_RANK = "other_rank"
+"""What it comes from where another rank of DP attention wants less, or cannot decode plainly."""
 
 RELEASED = "released"
 """What rank 0 tells the others when they are to leave every step to SGLang."""
@@ -62,6 +67,8 @@ class Decision:
     """What the draft is to take in before the step, as `CatchUp.plan` made it, or None."""
     postponed: bool = False
     """Whether speculation was wanted, and the draft first takes in a part of what it has missed."""
+    extend: tuple[int, ...] | None = None
+    """Under DP attention: tokens that the draft of each rank takes in before the step, if any."""
     view: BatchView | None = None
     """What the policy saw."""
 
@@ -116,6 +123,8 @@ class Controller:
         clock: seconds, monotonic.
         ranks: this rank's end, where several ranks must decide the same. Then rank 0 alone asks its
             policy, and what it has told holds.
+        agrees: whether decisions are agreed on with the other ranks of DP attention, which goes on
+            when SGLang decides here.
     """
 
     def __init__(
@@ -124,6 +133,7 @@ class Controller:
         ladder: Sequence[int],
         clock: Callable[[], float] = time.perf_counter,
         ranks: Ranks | None = None,
+        agrees: bool = False,
     ) -> None:
         self.policy = policy
         self.ladder = tuple(ladder)
@@ -143,6 +153,7 @@ class Controller:
         """Writes decisions down, if that is asked for."""
         self._clock = clock
         self._ranks = ranks
+        self._agrees = agrees
         self._paused = False
         self._forced: Forced | None = None
         self._step = 0
@@ -221,7 +232,7 @@ class Controller:
             self._ranks.wish(static=RELEASED)
             return False
         self._released = True
-        return True
+        return not self._agrees
 
     def end_trace(self) -> None:
         """End the trace, if there is one, with what has ended since its last line."""
@@ -255,6 +266,43 @@ class Controller:
         return Decision(
             self._step, num_steps, passthrough, view.batch_size, started, reason, view=view
         )
+
+    def vote(self, decision: Decision, extend: int) -> Vote:
+        """What this rank says to the others of DP attention.
+
+        Args:
+            extend: tokens that its draft takes in, if any rank's does.
+        """
+        plan, passthrough = decision.plan, decision.passthrough
+        static = passthrough in (STATIC, PAUSED)
+        blocked = passthrough is not None and not static
+        return Vote(
+            # Of a step that is postponed, or blocked, what the policy wants.
+            num_steps=self._wanted(decision, blocked),
+            blocked=blocked,
+            static=static,
+            final=self.final,
+            behind=plan is not None,
+            postponed=plan is not None and not plan.complete,
+            extend=extend,
+        )
+
+    def follow(self, verdict: Verdict) -> None:
+        """Leave every step to SGLang if another rank of DP attention does."""
+        if verdict.final and not self.final:
+            self.failure = "another rank has left its steps to SGLang"
+            self._say_static(None)
+
+    def _wanted(self, decision: Decision, blocked: bool) -> int:
+        if blocked:
+            return 0
+        return self.ladder[-1] if decision.postponed else decision.num_steps
+
+    def settle(self, decision: Decision, verdict: Verdict) -> None:
+        """Bring a decision in line with what all ranks of DP attention run."""
+        decision.extend, decision.postponed = verdict.extend, verdict.postponed
+        if verdict.num_steps != decision.num_steps or (verdict.static and not self.static):
+            decision.num_steps, decision.reason = verdict.num_steps, OTHER_RANK
 
     def decided(self, decision: Decision) -> None:
         """Note what a decision has taken, with all that is decided beside the policy."""

@@ -28,8 +28,11 @@ def instead(
             runtime.keeping.prefilled(batch, hidden, drafted=True)
         return None
     # Tokens that stand for images are no tokens to a draft that catches up later.
-    wanted = any(batch.multimodal_inputs or ()) or runtime.controller.wants_draft_prefill(
-        batch_prep.after_prefill(runtime, batch)
+    # With DP attention the other ranks' drafts take part in it, which nobody has asked.
+    wanted = (
+        runtime.exchange is not None
+        or any(batch.multimodal_inputs or ())
+        or runtime.controller.wants_draft_prefill(batch_prep.after_prefill(runtime, batch))
     )
     if runtime.keeping is not None:
         runtime.keeping.prefilled(batch, hidden, drafted=wanted)

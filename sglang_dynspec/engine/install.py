@@ -28,6 +28,7 @@ from sglang_dynspec.settings import strict_from_environment
 
 if TYPE_CHECKING:
     from sglang_dynspec.engine.catch_up import CatchUp
+    from sglang_dynspec.engine.exchange import Exchange
     from sglang_dynspec.engine.live import Changes
     from sglang_dynspec.engine.metrics import Exporter
     from sglang_dynspec.engine.ranks import Agreement, Ranks
@@ -295,18 +296,27 @@ def _say_in_force(runtime: Runtime, settings: Settings) -> None:
         runtime.draft_state,
         installed_release(),
         most,
-        "" if runtime.ranks is None else f", decided by rank 0 (this is rank {runtime.ranks.rank})",
+        _with_others(runtime),
     )
     policy = runtime.controller.policy
     for says, fix in unreached(policy, most_requests=most, num_steps=ladder[-1]):
         _say(logging.WARNING, "sglang_dynspec: %s; %s.", says, fix)
 
 
+def _with_others(runtime: Runtime) -> str:
+    if runtime.exchange is not None:
+        return f", agreed on by all ranks of DP attention (this is rank {runtime.exchange.rank})"
+    if runtime.ranks is not None:
+        return f", decided by rank 0 (this is rank {runtime.ranks.rank})"
+    return ""
+
+
 def _trace(runtime: Runtime, path: str, settings: Settings) -> None:
     """Trace decisions to a file, if they are taken on this rank."""
     from sglang_dynspec.engine import tracing
 
-    if runtime.ranks is not None and not runtime.ranks.leads:
+    leader = runtime.ranks or runtime.exchange
+    if leader is not None and not leader.leads:
         return
     try:
         runtime.controller.trace = tracing.begin(runtime, path, settings, installed_release())
@@ -315,12 +325,30 @@ def _trace(runtime: Runtime, path: str, settings: Settings) -> None:
 
 
 def _ranks(scheduler: Any, most: int, agreement: Agreement) -> Ranks | None:
-    """This rank's end where there are several, or None."""
+    """This rank's end where there are several with the same requests, or None."""
     from torch.distributed import get_rank
 
     from sglang_dynspec.engine.ranks import Ranks
+    from sglang_dynspec.engine.support import attention_replicas
 
-    return Ranks(get_rank(), most, agreement) if scheduler.server_args.tp_size > 1 else None
+    arguments = scheduler.server_args
+    if arguments.tp_size == 1 or attention_replicas(arguments) > 1:
+        return None
+    return Ranks(get_rank(), most, agreement)
+
+
+def _exchange(scheduler: Any, most: int) -> Exchange | None:
+    """This rank's end of DP attention, or None."""
+    from torch.distributed import get_rank
+
+    from sglang_dynspec.engine.exchange import Exchange
+    from sglang_dynspec.engine.support import attention_replicas
+
+    replicas = attention_replicas(scheduler.server_args)
+    if replicas == 1:
+        return None
+    rank, within = divmod(get_rank(), scheduler.server_args.tp_size // replicas)
+    return Exchange(rank, most, leads=within == 0)
 
 
 def _make_runtime(scheduler: Any, settings: Settings, agreement: Agreement) -> Runtime:
@@ -345,7 +373,8 @@ def _make_runtime(scheduler: Any, settings: Settings, agreement: Agreement) -> R
     step_states = _step_states(worker, settings, agreement)
     ladder = (0, *step_states.steps, worker.speculative_num_steps)
     ranks = _ranks(scheduler, ladder[-1], agreement)
-    controller = Controller(policy, ladder, ranks=ranks)
+    exchange = _exchange(scheduler, ladder[-1])
+    controller = Controller(policy, ladder, ranks=ranks, agrees=exchange is not None)
     catch_up, draft_state = _catch_up(scheduler, settings, agreement), settings.draft_state
     if draft_state == "catch_up" and catch_up is None:
         draft_state = "warm"
@@ -373,6 +402,7 @@ def _make_runtime(scheduler: Any, settings: Settings, agreement: Agreement) -> R
         dialect.verified_counts(scheduler),
         catch_up,
         ranks,
+        exchange,
     )
 
 
@@ -484,7 +514,11 @@ def _say(level: int, message: str, *args: Any, **kwargs: Any) -> None:
 def _wrap_all() -> None:
     if not _state.wrapped:
         relayed = _RELAY_WRAPPERS if _state.dialect.has_relay else {}
-        moved = {_state.dialect.broadcast: _broadcast, _state.dialect.log_stats: _log_stats}
+        moved = {
+            _state.dialect.broadcast: _broadcast,
+            _state.dialect.exchange: _gather,
+            _state.dialect.log_stats: _log_stats,
+        }
         _wrap_each(_WRAPPERS | relayed | moved, enabled=_in_force)
         _state.wrapped = True
 
@@ -606,6 +640,19 @@ def _broadcast(
     if current is None or current.ranks is None:
         return wrapped(*args, **kwargs)
     return current.ranks.exchange(wrapped, args, kwargs)
+
+
+def _gather(
+    wrapped: Callable[..., Any], info: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    current = _state.runtime
+    if current is None or current.exchange is None:
+        return wrapped(*args, **kwargs)
+    returned = current.exchange.gather(wrapped, info, args, kwargs)
+    verdict = current.exchange.verdict
+    if verdict is not None:
+        current.controller.follow(verdict)
+    return returned
 
 
 def _run_batch(

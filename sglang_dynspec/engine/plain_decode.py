@@ -80,6 +80,43 @@ def run(
     return result
 
 
+def run_idle(
+    dialect: Dialect,
+    target: PlainTarget,
+    worker: Any,
+    batch: Any,
+    *,
+    extend: DraftExtend | None,
+    on_publish: OnPublish | None = None,
+) -> Any:
+    """Take part in a plain decode step of other ranks (DP attention), without requests.
+
+    Args:
+        batch: the worker's, without requests.
+        extend: see :func:`run`.
+        on_publish: see :func:`run`.
+
+    Returns:
+        SGLang's GenerationBatchResult, of no tokens.
+    """
+    keep_hidden = extend is not None and extend.reads_hidden
+    hidden = {"spec_info": None, "spec_algorithm": SpeculativeAlgorithm.NONE}
+    with target.active(), temporarily(batch, **hidden):
+        result = dialect.forward_target(worker, batch, keep_hidden=keep_hidden)
+    if on_publish is not None:
+        on_publish(batch.seq_lens)
+    tokens = batch.input_ids.new_empty(0)
+    width = dialect.result_width(worker) if extend is None else extend.width
+    dialect.set_result(result, tokens=tokens, width=width, new_seq_lens=batch.seq_lens)
+    if extend is not None:
+        extend.run(batch, result)
+    else:
+        draft_state.skip(result, dialect.blank_draft_input(worker, batch, tokens))
+        dialect.publish_read_done(worker)
+    result.logits_output.hidden_states = None
+    return result
+
+
 def _as_plain_decode(dialect: Dialect, worker: Any, batch: Any, new_seq_lens: torch.Tensor) -> Any:
     values: dict[str, Any] = {
         "input_ids": dialect.pending_tokens(batch.spec_info).to(torch.int64),

@@ -11,6 +11,7 @@ from sglang_dynspec.engine.controller import Controller
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.dialect.base import Dialect
 from sglang_dynspec.engine.draft_state import DraftExtend
+from sglang_dynspec.engine.exchange import Exchange
 from sglang_dynspec.engine.ranks import Ranks
 from sglang_dynspec.engine.step_states import StepStates
 from sglang_dynspec.engine.verified_counts import VerifiedCounts
@@ -35,6 +36,8 @@ class Runtime:
     catch_up: CatchUp | None = None
     ranks: Ranks | None = None
     """This rank's end of a tensor-parallel server."""
+    exchange: Exchange | None = None
+    """This rank's end of a server with DP attention."""
     wishes: Wishes = field(default_factory=Wishes)
     """What requests ask for."""
 

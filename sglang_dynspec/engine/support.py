@@ -9,7 +9,6 @@ from typing import Any
 # (argument, value that is fine, sentence). Untested combinations are refused, not guessed at.
 _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
     ("pp_size", 1, "pipeline parallelism is not supported"),
-    ("enable_dp_attention", False, "DP attention is not supported yet"),
     ("attn_cp_size", 1, "context parallelism is not supported"),
     ("disaggregation_mode", "null", "prefill-decode disaggregation is not supported yet"),
     ("enable_two_batch_overlap", False, "two-batch overlap is not supported"),
@@ -35,6 +34,17 @@ _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
 )
 
 
+# As above, for servers with DP attention.
+_ARGUMENTS_OF_DP_ATTENTION: tuple[tuple[str, object, str], ...] = (
+    (
+        "moe_a2a_backend",
+        "none",
+        "DP attention is supported without an all-to-all backend of experts only",
+    ),
+    ("elastic_ep_backend", None, "DP attention is not supported together with elastic EP"),
+)
+
+
 def refusal(scheduler: Any) -> str | None:
     """Why dynspec must stay out of this scheduler, or None if it can be in force."""
     return (
@@ -53,6 +63,13 @@ def refusals_ahead(server_args: Any) -> list[str]:
         server_args: SGLang's ServerArgs, or a view of what it has made of them.
     """
     return [*_speculation_refusals_ahead(server_args), *_argument_refusals(server_args)]
+
+
+def attention_replicas(server_args: Any) -> int:
+    """Ranks of DP attention, each with requests of its own; 1 without it."""
+    # From 0.5.22 on --attn-dp-size, of which --enable-dp-attention is an older way to say it.
+    said = getattr(server_args, "attn_dp_size", None) or 1
+    return int(max(said, server_args.dp_size) if server_args.enable_dp_attention else said)
 
 
 def environment_refusals() -> list[str]:
@@ -177,11 +194,36 @@ def _has_windows(draft_worker: Any) -> bool:
 
 
 def _argument_refusals(server_args: Any) -> Iterator[str]:
-    for name, fine, sentence in _ARGUMENTS:
+    yield from _unsupported(server_args, _ARGUMENTS)
+    replicas = attention_replicas(server_args)
+    if replicas > 1:
+        yield from _unsupported(server_args, _ARGUMENTS_OF_DP_ATTENTION)
+        yield from _exchange_refusals()
+        # Ranks that do not agree hang: not before it has been seen to work there.
+        if server_args.device != "cpu":
+            yield (
+                "DP attention has been run on CPUs only so far; start the server without it "
+                f"({replicas} ranks of it)"
+            )
+
+
+def _unsupported(server_args: Any, arguments: tuple[tuple[str, object, str], ...]) -> Iterator[str]:
+    for name, fine, sentence in arguments:
         # A release without the argument cannot have it set.
         value = getattr(server_args, name, fine)
         if value != fine and not (fine in (False, None) and not value):
             yield f"{sentence} (--{name.replace('_', '-')} is {value})"
+
+
+def _exchange_refusals() -> Iterator[str]:
+    """What leaves the ranks of DP attention without the exchange in which they agree on a step, or
+    has it mix prompts and steps."""
+    from sglang.srt.environ import envs
+
+    for name in ("SGLANG_SCHEDULER_SKIP_ALL_GATHER", "SGLANG_ENABLE_DP_SPEC_PREFILL_COORDINATION"):
+        switch = getattr(envs, name, None)  # the second from 0.5.21 on
+        if switch is not None and switch.get():
+            yield f"{name} is not supported with DP attention; start the server without it"
 
 
 def _model_refusal(scheduler: Any) -> str | None:

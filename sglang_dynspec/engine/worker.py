@@ -26,6 +26,8 @@ def forward(
     """
     batch = _argument(args, kwargs, 0, runtime.dialect.batch_parameter)
     decision = None if batch is None else _take_decision(runtime, batch)
+    if decision is None and _is_idle(runtime, batch):
+        return _follow(runtime, wrapped, batch, args, kwargs)
     result = None
     if decision is not None and not _catch_up(runtime, batch, decision):
         runtime.controller.instead(decision)
@@ -46,6 +48,44 @@ def forward(
     if decision is not None:
         setattr(result, DECISION, decision)
     return result
+
+
+def _is_idle(runtime: Runtime, batch: Any) -> bool:
+    return (
+        runtime.exchange is not None
+        and batch is not None
+        and batch.forward_mode.is_idle()
+        and not batch.is_extend_in_batch
+    )
+
+
+def _follow(
+    runtime: Runtime,
+    wrapped: Callable[..., Any],
+    batch: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Take part, without requests, in the step that the other ranks of DP attention run."""
+    assert runtime.exchange is not None
+    verdict = runtime.exchange.verdict
+    if verdict is None:
+        return wrapped(*args, **kwargs)
+    keeping = runtime.keeping
+    if verdict.extend is not None and keeping is not None:
+        keeping.run_idle(batch, verdict.extend)
+    if verdict.num_steps == 0:
+        runtime.target.renew()
+        return plain_decode.run_idle(
+            runtime.dialect,
+            runtime.target,
+            runtime.worker,
+            batch,
+            extend=runtime.draft_extend if runtime.draft_state == "warm" else None,
+            on_publish=_argument(args, kwargs, 1, "on_publish"),
+        )
+    with runtime.step_states.active(verdict.num_steps):
+        return wrapped(*args, **kwargs)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, name: str) -> Any:
@@ -93,14 +133,17 @@ def _catch_up(runtime: Runtime, batch: Any, decision: Decision) -> bool:
         return True
     if decision.num_steps:
         keeping.took_speculative_step()
-    if decision.plan is None:
+        if runtime.exchange is not None and decision.plan is None:
+            keeping.give_up(batch.reqs)
+    if decision.plan is None and decision.extend is None:
         return True
     try:
-        keeping.run(batch, decision.plan)
+        keeping.run(batch, decision.plan, decision.extend)
     except Exception as error:
         _resolve_proposals(runtime, batch)
         runtime.controller.fail("the draft model could not catch up", error)
-        return False
+        # The other ranks of DP attention run what was agreed on; output is right in any case.
+        return runtime.exchange is not None
     return True
 
 
@@ -123,6 +166,8 @@ def _try_plain(runtime: Runtime, batch: Any, **how: Any) -> Any:
         vars(batch).update(before)
         _resolve_proposals(runtime, batch)
         runtime.controller.fail("a plain decode step failed", error)
+        if runtime.exchange is not None:
+            raise  # the other ranks would wait for this one for good
         return None
 
 

@@ -50,7 +50,7 @@ from typing import Any
 __all__ = ["DRAFT_VOCAB_OFFSET", "VOCAB_SIZE", "Models", "default_directory", "make_models"]
 
 # Change it with every change of the weights: it names the directory that make_models reuses.
-_RECIPE = 3
+_RECIPE = 4
 
 _DIGITS = {"a": 8, "b": 4, "c": 4, "d": 2, "e": 2}
 VOCAB_SIZE = math.prod(_DIGITS.values())  # 512
@@ -77,6 +77,13 @@ _KIND_PAIRS = {"c": range(10, 14), "b": range(14, 16)}  # as good as still
 _LAG_SCORE = 60.0
 _RECENCY_SCORE = 8000.0  # 8 a position
 _KIND_SCORE = 4100.0  # for each of its bits: no distance outweighs one
+_KIND_BITS = sum(len(_pairs) for _pairs in _KIND_PAIRS.values())
+# Root mean squares of queries by rule, the largest where heads of a layer differ. They are
+# multiplied by the square root of the head's size, by which attention divides.
+_LAG_QUERY = _LAG_SCORE * math.sqrt(len(_LAG_PAIRS))
+_KIND_QUERY = math.hypot(
+    _RECENCY_SCORE, _KIND_SCORE * math.sqrt(max(len(_pairs) for _pairs in _KIND_PAIRS.values()))
+)
 
 # Where things lie in a hidden state. a to e: the digits of the next token; in_x: what the current
 # token says about digit x of a later token; key_x, query_x: its kind and the kind it looks for, in
@@ -113,6 +120,8 @@ class Models:
     eagle: Path
     eagle3: Path
     standalone: Path
+    qwen3: Path
+    """The same target as a Qwen3, which SGLang can run with DP attention; Llama it cannot."""
 
 
 def default_directory() -> Path:
@@ -133,7 +142,8 @@ def make_models(directory: str | os.PathLike[str] | None = None, seed: int = 0) 
     """
     base = default_directory() if directory is None else Path(directory)
     home = base / f"recipe{_RECIPE}-seed{seed}"
-    models = Models(home / "target", home / "eagle", home / "eagle3", home / "standalone")
+    names = ("target", "eagle", "eagle3", "standalone", "qwen3")
+    models = Models(**{name: home / name for name in names})
     if home.is_dir():
         return models
     base.mkdir(parents=True, exist_ok=True)
@@ -182,7 +192,15 @@ def _write_all(home: Path, seed: int) -> None:
         num_hidden_layers=_STANDALONE_LAYERS,
         hidden_size=_STANDALONE_HIDDEN_SIZE,
     )
-    _write_tokenizer(home / "target")
+    _write_model(
+        home / "qwen3",
+        weights.qwen3(),
+        architectures=["Qwen3ForCausalLM"],
+        model_type="qwen3",
+        num_hidden_layers=_TARGET_LAYERS,
+    )
+    for target in ("target", "qwen3"):
+        _write_tokenizer(home / target)
 
 
 class _Weights:
@@ -219,6 +237,23 @@ class _Weights:
             mlp = self._random_mlp(0.0 if layer == 0 else _NOISE)
             weights.update({f"{prefix}self_attn.{k}": v for k, v in attention.items()})
             weights.update({f"{prefix}mlp.{k}": v for k, v in mlp.items()})
+        return weights
+
+    def qwen3(self) -> dict[str, Any]:
+        """The target with queries and keys that are normalised: only their directions matter.
+
+        Heads by rule keep their proportions, and are sharp enough at the least of their scales.
+        """
+        weights = self.target()
+        for layer in range(_TARGET_LAYERS):
+            # Of a key's elements the constants count, and they are all 1 or -1.
+            key = math.sqrt((len(_LAG_PAIRS) + 1 + _KIND_BITS) / _HEAD_DIM)
+            query = {0: _LAG_QUERY, 1: _KIND_QUERY}.get(layer)
+            prefix = f"model.layers.{layer}.self_attn."
+            if query is None:
+                key, query = 1.0, 1.0
+            weights[prefix + "k_norm.weight"] = self._torch.full((_HEAD_DIM,), key)
+            weights[prefix + "q_norm.weight"] = self._torch.full((_HEAD_DIM,), query)
         return weights
 
     def eagle(self) -> dict[str, Any]:

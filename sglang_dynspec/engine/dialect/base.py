@@ -54,6 +54,8 @@ class Dialect(ABC):
     """What other objects have in this family beyond ``contract.INSTANCES``."""
     broadcast: ClassVar[str] = names.BROADCAST_FROM_0_5_13.path
     """SGLang's broadcast of requests to the ranks of a tensor-parallel server."""
+    exchange: ClassVar[str] = names.EXCHANGE_FROM_0_5_13.path
+    """SGLang's exchange of batch sizes between the ranks of DP attention."""
     log_stats: ClassVar[str] = names.LOG_STATS_FROM_0_5_10.path
     """Where SGLang brings its own metrics up to date."""
     accepted_tokens: ClassVar[str] = "accept"
@@ -342,6 +344,38 @@ class Dialect(ABC):
             "return_logprob": False,
             **{name: None for name in LEFT_BY_PREFILL if hasattr(batch, name)},
         }
+
+    def as_idle_prefill(
+        self, batch: Any, widths: Sequence[int], *, standalone: bool
+    ) -> dict[str, Any]:
+        """Fields that make the worker's batch without requests take part in what the drafts of
+        other ranks of DP attention prefill.
+
+        Args:
+            widths: see :meth:`gathered`.
+            standalone: see :meth:`as_prefill`.
+        """
+        return {"is_extend_in_batch": True, **self.gathered(batch, widths, own=0)}
+
+    def gathered(self, batch: Any, widths: Sequence[int], *, own: int) -> dict[str, Any]:
+        """Fields that tell the ranks of DP attention how many tokens of a prompt each brings.
+
+        Args:
+            batch: the worker's decode batch, or the one of a rank without requests.
+            widths: tokens of each rank.
+            own: of this one.
+        """
+        # Layers that do not gather are told of this rank alone.
+        tokens = [own] if len(batch.global_num_tokens) == 1 else list(widths)
+        values = {
+            "global_num_tokens": tokens,
+            "global_num_tokens_for_logprob": batch.global_num_tokens_for_logprob,
+            "can_run_dp_prefill_cuda_graph": False,
+        }
+        draft = getattr(batch, "draft_global_num_tokens", None)
+        if draft is not None:
+            values["draft_global_num_tokens"] = [own] if len(draft) == 1 else list(widths)
+        return {name: value for name, value in values.items() if hasattr(batch, name)}
 
     def result_width(self, worker: Any) -> int:
         """Row width of a flattened result without draft-extend. The result processor reads it from

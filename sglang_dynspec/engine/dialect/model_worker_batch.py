@@ -39,6 +39,7 @@ class ModelWorkerBatchDialect(Dialect):
     family = "0.5.9 to 0.5.11"
     batch_parameter = "model_worker_batch"
     broadcast = names.BROADCAST_TO_0_5_12.path
+    exchange = names.EXCHANGE_TO_0_5_12.path
     graph_runner = "graph_runner"
     accepted_tokens = "accepted"
     pending_field: ClassVar[str] = "verified_id"
@@ -73,13 +74,24 @@ class ModelWorkerBatchDialect(Dialect):
         return lengths
 
     def as_prefill(self, batch: Any, **of: Any) -> dict[str, Any]:
-        none = of["standalone"] and not self.relays_to_standalone
         return {
             **super().as_prefill(batch, **of),
             "extend_seq_lens": of["extend_lens"],
             "extend_prefix_lens": of["prefix_lens"].tolist(),
-            "capture_hidden_mode": CaptureHiddenMode.NULL if none else CaptureHiddenMode.LAST,
+            "capture_hidden_mode": self._kept_by_prefill(standalone=of["standalone"]),
         }
+
+    def as_idle_prefill(
+        self, batch: Any, widths: Sequence[int], *, standalone: bool
+    ) -> dict[str, Any]:
+        return {
+            **super().as_idle_prefill(batch, widths, standalone=standalone),
+            "capture_hidden_mode": self._kept_by_prefill(standalone=standalone),
+        }
+
+    def _kept_by_prefill(self, *, standalone: bool) -> CaptureHiddenMode:
+        none = standalone and not self.relays_to_standalone
+        return CaptureHiddenMode.NULL if none else CaptureHiddenMode.LAST
 
     def verified_sampler(self) -> Callable[..., Any]:
         from sglang.srt.speculative.eagle_info_v2 import EagleVerifyInputV2Mixin

@@ -149,6 +149,34 @@ BROADCAST_FROM_0_5_13 = replace(
     path="sglang.srt.managers.scheduler_components.request_receiver:broadcast_pyobj",
 )
 
+# DP attention.
+
+EXCHANGE_TO_0_5_12 = Name(
+    "sglang.srt.managers.scheduler_dp_attn_mixin:MLPSyncBatchInfo.all_gather",
+    "wrap",
+    "what a rank of DP attention wants travels in its number of tokens for logits",
+)
+EXCHANGE_FROM_0_5_13 = replace(
+    EXCHANGE_TO_0_5_12,
+    path="sglang.srt.managers.scheduler_components.dp_attn:MLPSyncBatchInfo.all_gather",
+)
+_EXCHANGED = (
+    "num_tokens",
+    "num_tokens_for_logprob",
+    "global_num_tokens_for_logprob",
+    "is_extend_in_batch",
+)
+
+
+def _exchanged(exchange: Name) -> Name:
+    return Name(
+        exchange.path.rpartition(".")[0],
+        "read",
+        "what the ranks of DP attention tell each other",
+        fields=_EXCHANGED,
+    )
+
+
 # Metrics.
 
 LOG_STATS_OF_0_5_9 = Name(
@@ -185,6 +213,8 @@ VERIFIED_COUNTS_FROM_0_5_13: tuple[Live, ...] = (
 
 MODEL_WORKER_BATCH: tuple[Name, ...] = (
     BROADCAST_TO_0_5_12,
+    EXCHANGE_TO_0_5_12,
+    _exchanged(EXCHANGE_TO_0_5_12),
     Name(FORWARD, "wrap", "routed by the decision", parameters=("model_worker_batch",)),
     Name(
         "sglang.srt.managers.schedule_batch:ModelWorkerBatch",
@@ -301,6 +331,8 @@ GRAPHS_BY_SIZE = _timed("graphs", _CUDA_GRAPH_RUNNER, *_DRAFT_GRAPH_RUNNERS)
 FROM_0_5_13: tuple[Name, ...] = (
     *FROM_0_5_12,
     BROADCAST_FROM_0_5_13,
+    EXCHANGE_FROM_0_5_13,
+    _exchanged(EXCHANGE_FROM_0_5_13),
     Name(FORWARD, "wrap", "routed by the decision", parameters=("batch", "on_publish")),
     Name(
         "sglang.srt.managers.schedule_batch:ScheduleBatch",

@@ -65,6 +65,12 @@ class CpuAttentionBackend(AttentionBackend):  # type: ignore[misc]
         """There is no Triton on a CPU."""
         return False
 
+    def get_cpu_graph_seq_len_fill_value(self) -> int:
+        """Length of the requests that DP attention pads a batch with; they read slot 0."""
+        return 1
+
+    get_cuda_graph_seq_len_fill_value = get_cpu_graph_seq_len_fill_value
+
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Work out, once a forward pass, what every request attends to."""
         lengths = forward_batch.seq_lens.tolist()
@@ -125,8 +131,10 @@ class CpuAttentionBackend(AttentionBackend):  # type: ignore[misc]
             _attend(q[group.tokens], keys[group.slots], values[group.slots], group.mask, layer)
             for group in self._groups
         ]
-        if not parts:
-            return q.new_zeros(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+        # DP attention pads a batch, for some forwards after the metadata have been worked out.
+        padding = q.shape[0] - sum(len(part) for part in parts)
+        if padding or not parts:
+            parts.append(q.new_zeros(padding, layer.tp_q_head_num * layer.v_head_dim))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     forward_decode = forward_extend

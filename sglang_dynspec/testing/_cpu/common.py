@@ -11,6 +11,9 @@ from sglang_dynspec.testing._cpu.hooks import Patches
 
 patches = Patches()
 
+_ALSO = ("qwen2", "qwen3")
+"""Model files beside Llama's: a target for DP attention, and what it imports."""
+
 
 @patches.after_import("torch")
 def _ignore_streams(torch: Any) -> None:
@@ -27,6 +30,17 @@ def _ignore_streams(torch: Any) -> None:
     # models/llama.py set_embed_and_head synchronizes "cuda" whatever the device.
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda device=None: None
+        _do_not_pin(torch)
+
+
+def _do_not_pin(torch: Any) -> None:
+    """Pinning memory takes a driver, and up to 0.5.18 DP attention pins whatever the device."""
+    tensor = torch.tensor
+
+    def tensor_not_pinned(data: Any, *, pin_memory: bool = False, **how: Any) -> Any:
+        return tensor(data, **how)
+
+    torch.tensor = tensor_not_pinned
 
 
 @patches.after_import("sglang.srt.models")
@@ -36,7 +50,7 @@ def _load_few_models(package: Any) -> None:
     Set SGLANG_DISABLED_MODEL_ARCHS, to nothing if need be, to choose yourself.
     """
     names = (module.name for module in pkgutil.iter_modules(package.__path__))
-    others = (name for name in names if not name.startswith("llama"))
+    others = (name for name in names if not name.startswith("llama") and name not in _ALSO)
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(others))
 
 
@@ -117,3 +131,28 @@ def gather_in_torch(gather_module: Any) -> None:
         return topk_p_buf[indices], topk_index_buf[indices], output_tokens_buf[indices], hidden
 
     gather_module.gather_spec_extras = gather_spec_extras
+
+
+@patches.after_import("sglang.srt.layers.dp_attention")
+def _copy_rows_in_torch(dp_attention: Any) -> None:
+    """Copying tokens to and from where all ranks' lie: a Triton kernel up to 0.5.18."""
+    if not hasattr(dp_attention, "memcpy_cpu"):
+        from sglang_dynspec.testing._cpu import kernels
+
+        dp_attention.memcpy_triton = kernels.copy_rows
+
+
+@patches.after_import("sglang.srt.distributed.parallel_state")
+def _gather_through_gloo(parallel_state: Any) -> None:
+    """Gather and scatter tokens between ranks by what is behind SGLang's custom operators, which
+    are registered for CUDA alone up to 0.5.18."""
+    group = parallel_state.GroupCoordinator
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor"):
+        setattr(group, name, _through_gloo(getattr(group, name), getattr(group, f"_{name}")))
+
+
+def _through_gloo(on_gpu: Any, plain: Any) -> Any:
+    def collective(self: Any, output: Any, input: Any) -> Any:  # noqa: A002 - SGLang's name
+        return (plain if input.device.type == "cpu" else on_gpu)(self, output, input)
+
+    return collective

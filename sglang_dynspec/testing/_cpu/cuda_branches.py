@@ -123,3 +123,27 @@ def pages_in_torch(allocator: Any) -> None:
 
     allocator.alloc_extend_kernel = Launched(kernels.alloc_extend_cpu)
     allocator.alloc_decode_kernel = Launched(kernels.alloc_decode_cpu)
+
+
+def idle_verify_input(eagle_info: Any) -> None:
+    """Make the input of a verification without requests on the CPU: upstream names device "cuda"
+    up to 0.5.15."""
+    from torch.overrides import TorchFunctionMode
+
+    class OnTheCpu(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            named = kwargs or {}
+            if named.get("device") == "cuda":
+                named = {**named, "device": "cpu"}
+            return func(*args, **named)
+
+    verify_input = eagle_info.EagleVerifyInput
+    create = verify_input.create_idle_input.__func__
+
+    def create_on_the_cpu(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        with OnTheCpu():
+            return create(cls, *args, **kwargs)
+
+    verify_input.create_idle_input = classmethod(create_on_the_cpu)

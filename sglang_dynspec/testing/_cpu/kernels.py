@@ -366,6 +366,24 @@ def fill_accept_out_cache_loc_cpu(
     accept_out_cache_loc[: rows.numel()] = out_cache_loc[rows]
 
 
+def copy_rows(
+    dst: Tensor, src: Tensor, dim: int, offset: Tensor, count: Tensor, offset_src: bool
+) -> None:
+    """Copy ``count`` rows between the beginning of one and the offset of the other, as
+    ``dp_attention.memcpy_triton``.
+
+    Args:
+        dim: 0, the only one there is upstream.
+        offset, count: integers of one element.
+        offset_src: whether the offset is the source's.
+    """
+    start, rows = int(offset), int(count)
+    if offset_src:
+        dst[:rows] = src[start : start + rows]
+    else:
+        dst[start : start + rows] = src[:rows]
+
+
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor
 ) -> None:

@@ -15,6 +15,7 @@ RELEASES = ("0.5.13.post1", "0.5.14", "0.5.15.post1")
 
 _SPECULATIVE = "sglang.srt.speculative"
 
+patches.after_import(f"{_SPECULATIVE}.eagle_info")(cuda_branches.idle_verify_input)
 patches.after_import(f"{_SPECULATIVE}.eagle_utils")(cuda_branches.verify_as_on_cuda)
 # 0.5.13 samples there, later ones in eagle_utils.
 patches.after_import(f"{_SPECULATIVE}.eagle_info_v2")(cuda_branches.sample_in_torch)

@@ -14,6 +14,7 @@ RELEASES = ("0.5.9", "0.5.10.post1", "0.5.11", "0.5.12.post1")
 
 _SPECULATIVE = "sglang.srt.speculative"
 
+patches.after_import(f"{_SPECULATIVE}.eagle_info")(cuda_branches.idle_verify_input)
 patches.after_import(f"{_SPECULATIVE}.eagle_utils")(cuda_branches.verify_as_on_cuda)
 patches.after_import(f"{_SPECULATIVE}.eagle_info_v2")(cuda_branches.sample_in_torch)
 patches.after_import(f"{_SPECULATIVE}.spec_utils")(cuda_branches.simulate_acceptance)

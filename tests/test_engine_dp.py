@@ -1,0 +1,277 @@
+"""DP attention: each rank has requests and a policy of its own, and all run the same kind of step.
+
+A real server of two processes that communicate through gloo, whose target has layers that gather
+the tokens of both. What each rank hears and runs is written down by the launch script, whose top
+runs in both.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.in_force import prompts, reference
+from support.ranks import run_two_ranks
+from support.servers import free_port
+
+from sglang_dynspec.engine.exchange import Exchange, Verdict, Vote, combine, unpack
+from sglang_dynspec.testing.scheduler import Request
+
+ROUNDS = int(os.environ.get("DYNSPEC_TEST_ROUNDS", "1"))
+LENGTHS = (10, 90, 30, 60, 20, 75)  # taken in turn: rank 0 is without requests for a while
+ALONE = 1  # and rank 1, while this one is run again by itself
+REQUESTS = [
+    Request(input_ids=p, max_new_tokens=n)
+    for p, n in zip(prompts(len(LENGTHS), seed=22), LENGTHS, strict=True)
+]
+
+SCRIPT = """
+    import itertools, json, os, random, time
+    from sglang_dynspec import Policy
+    from sglang_dynspec.engine import catch_up, controller, exchange, plain_decode, worker
+    from sglang_dynspec.testing import cpu_engine
+    from sglang_dynspec.testing.models import make_models
+
+    catch_up.TOKENS_A_STEP = 12  # so that some of it has to be spread
+    FOLDER = {folder!r}
+    FAIL = FOLDER + "/fail"
+
+    def rank():
+        import torch.distributed as dist
+        return dist.get_rank()
+
+    def note(kind, *words):
+        with open(f"{{FOLDER}}/rank{{rank()}}.txt", "a") as file:
+            print(kind, *words, file=file)
+
+    take, gather = controller.Controller.take, exchange.Exchange.gather
+    follow = worker._follow
+
+    def taking(self, decision):
+        take(self, decision)
+        note("took", decision.num_steps, decision.reason, int(self.static))
+
+    def gathering(self, *args):
+        returned = gather(self, *args)
+        if self.verdict is not None:
+            said = self.verdict
+            note("heard", said.num_steps, int(said.postponed), said.extend is not None)
+        return returned
+
+    def following(runtime, *args):
+        note("followed", runtime.exchange.verdict.num_steps)
+        return follow(runtime, *args)
+
+    controller.Controller.take, exchange.Exchange.gather = taking, gathering
+    worker._follow = following
+
+    class Random(Policy):
+        # No two processes draw the same, nor stay as long with what they have drawn.
+        def __init__(self):
+            super().__init__()
+            self._draw = random.Random(f"{{os.getpid()}} {{time.time_ns()}}")
+            self._left = 0
+
+        def decide(self, batch):
+            if rank() == 1 and os.path.exists(FAIL):
+                raise RuntimeError("boom")
+            if not self._left:
+                self._left = self._draw.choice((1, 1, 1, 2, 5))
+                self._now = self._draw.choice((*batch.ladder, batch.max_steps))
+            self._left -= 1
+            return self._now
+
+    def serve():
+        import sglang
+        arguments = cpu_engine.server_args(
+            "EAGLE3",
+            model_path=str(make_models().qwen3),
+            tp_size=2,
+            dp_size=2,
+            enable_dp_attention=True,
+            port={port},
+            log_level="warning",
+        )
+        engine = sglang.Engine(**arguments)
+        greedy = [dict(temperature=0, max_new_tokens=n, ignore_eos=True) for n in {lengths!r}]
+        asked, ids = {prompts!r}, []
+        for turn in range({rounds} + 1):
+            if turn == {rounds}:
+                open(FAIL, "w").close()
+            outputs = engine.generate(input_ids=asked, sampling_params=greedy)
+            alone = engine.generate(input_ids=asked[{alone}], sampling_params=greedy[{alone}])
+            outputs.append(alone)
+            ids.append([output["output_ids"] for output in outputs])
+        told = [state["dynspec"] for state in engine.get_server_info()["internal_states"]]
+        print("REPORT " + json.dumps([ids, told]), flush=True)
+        engine.shutdown()
+
+    if __name__ == "__main__":
+        import sglang_dynspec
+        sglang_dynspec.activate(policy=Random(), draft_state={draft_state!r}, strict=True)
+        serve()
+"""
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    ids = reference(REQUESTS)
+    return [*ids, ids[ALONE]]
+
+
+class Served:
+    """What came of a run of the launch script."""
+
+    def __init__(self, folder: Path, draft_state: str, rounds: int) -> None:
+        done = run_two_ranks(
+            folder,
+            SCRIPT,
+            timeout=300,
+            draft_state=draft_state,
+            rounds=rounds,
+            port=free_port(),
+            lengths=list(LENGTHS),
+            alone=ALONE,
+            prompts=[list(request.input_ids) for request in REQUESTS],
+        )
+        [line] = [x for x in (done.stdout + done.stderr).splitlines() if "REPORT " in x]
+        self.ids: list[list[list[int]]]
+        self.status: list[dict[str, Any]]
+        self.ids, self.status = json.loads(line.partition("REPORT ")[2])
+        self.notes = [
+            [note.split() for note in (folder / f"rank{rank}.txt").read_text().splitlines()]
+            for rank in (0, 1)
+        ]
+
+    def of(self, rank: int, kind: str) -> list[list[str]]:
+        return [words for word, *words in self.notes[rank] if word == kind]
+
+
+def test_random_modes_of_each_rank_then_a_policy_that_fails_on_one(tmp_path, expected):
+    served = Served(tmp_path, "catch_up", ROUNDS)
+    assert served.ids == [expected] * (ROUNDS + 1)
+    heard = served.of(0, "heard")
+    assert heard == served.of(1, "heard")
+    assert sum(a[0] != b[0] for a, b in itertools.pairwise(heard)) > 5 * ROUNDS
+    assert {"0", "3"} == {num_steps for num_steps, _, _ in heard}
+    assert any(postponed == "1" for _, postponed, _ in heard)
+    for rank in (0, 1):
+        # What it heard of it ran, with requests or without, and nothing else.
+        ran = [note[1] for note in served.notes[rank] if note[0] != "heard"]
+        assert ran == [num_steps for num_steps, _, _ in heard]
+        assert {"0", "3"} == {num_steps for (num_steps,) in served.of(rank, "followed")}
+    reasons = [words[1] for rank in (0, 1) for words in served.of(rank, "took")]
+    assert {"policy", "other_rank", "static"} <= set(reasons)
+    # The failure on rank 1 holds on both, from the same step on.
+    failed = [served.of(rank, "took")[-1] for rank in (0, 1)]
+    assert failed == [["3", "static", "1"]] * 2
+    by_rank = sorted(served.status, key=lambda status: status["dp_rank"])
+    assert [status["state"] for status in by_rank] == ["static", "static"]
+    assert "another rank" in by_rank[0]["error"]
+    assert "RuntimeError: boom" in by_rank[1]["error"]
+
+
+def test_random_modes_with_a_warm_draft(tmp_path, expected):
+    served = Served(tmp_path, "warm", ROUNDS)
+    assert served.ids == [expected] * (ROUNDS + 1)
+    assert served.of(0, "heard") == served.of(1, "heard")
+
+
+VOTES = [
+    Vote(0),
+    Vote(3),
+    Vote(254, blocked=True),
+    Vote(7, static=True, final=True),
+    Vote(5, behind=True, postponed=True, extend=(1 << 18) - 1),
+]
+
+
+@pytest.mark.parametrize("vote", VOTES)
+@pytest.mark.parametrize("tokens", [0, 1, 511, (1 << 32) - 1])
+def test_a_vote_travels_beside_the_number_of_tokens(vote, tokens):
+    number = vote.packed() | tokens
+    assert 0 <= number < 1 << 63
+    assert unpack(number) == vote
+    assert number & ((1 << 32) - 1) == tokens
+    assert unpack(tokens) is None
+
+
+BEHIND = Vote(3, behind=True, extend=40)
+
+
+@pytest.mark.parametrize(
+    ("votes", "verdict"),
+    [
+        ([None, None], None),
+        ([Vote(3), None], Verdict(3)),
+        ([Vote(3), Vote(1)], Verdict(1)),
+        ([Vote(3), Vote(0)], Verdict(0)),
+        ([Vote(3), Vote(0, blocked=True)], Verdict(3)),
+        ([Vote(1), Vote(0, blocked=True)], Verdict(3)),
+        ([Vote(0), Vote(3, static=True)], Verdict(3, static=True)),
+        ([Vote(0), Vote(3, static=True, final=True)], Verdict(3, static=True, final=True)),
+        ([BEHIND, None], Verdict(3, extend=(40, 0), behind=frozenset({0}))),
+        (
+            [Vote(1, extend=2), BEHIND],
+            Verdict(1, extend=(2, 40), behind=frozenset({1})),
+        ),
+        ([BEHIND, Vote(0)], Verdict(0)),
+        (
+            [Vote(3, behind=True, postponed=True, extend=20), Vote(2, extend=1)],
+            Verdict(0, postponed=True, extend=(20, 1), behind=frozenset({0})),
+        ),
+        ([Vote(3, behind=True, postponed=True, extend=20), Vote(0, blocked=True)], Verdict(3)),
+        ([BEHIND, Vote(3, static=True, final=True)], Verdict(3, static=True, final=True)),
+    ],
+)
+def test_what_follows_from_votes(votes, verdict):
+    assert combine(votes, 3) == verdict
+
+
+class Info:
+    """What SGLang's MLPSyncBatchInfo has of its exchange."""
+
+    def __init__(self, tokens: int, others: list[int], *, extends: bool = False) -> None:
+        self.num_tokens = self.num_tokens_for_logprob = tokens
+        self.is_extend_in_batch = extends
+        self.global_num_tokens_for_logprob: list[int] = []
+        self._others = others
+
+    def all_gather(self, *, others_extend: bool = False) -> None:
+        self.global_num_tokens_for_logprob = [self.num_tokens_for_logprob, *self._others]
+        self.is_extend_in_batch |= others_extend
+
+
+def test_the_exchange_leaves_sglangs_numbers_as_they_are():
+    exchange, heard = Exchange(0, 3), []
+    exchange.propose(Vote(3), heard.append)
+    info = Info(5, [Vote(0).packed() | 7, 0])
+    exchange.gather(info.all_gather, info, (), {})
+    assert info.global_num_tokens_for_logprob == [5, 7, 0]
+    assert info.num_tokens_for_logprob == 5
+    assert heard == [exchange.verdict] == [Verdict(0)]
+
+
+def test_a_rank_without_a_decision_has_sglangs_step_run():
+    exchange = Exchange(0, 3)
+    info = Info(5, [Vote(0).packed() | 7])
+    exchange.gather(info.all_gather, info, (), {})
+    assert exchange.verdict == Verdict(3, static=True)
+
+
+def test_prompts_come_before_decisions():
+    exchange, heard = Exchange(0, 3), []
+    exchange.propose(Vote(0), heard.append)
+    info = Info(5, [40])
+    exchange.gather(info.all_gather, info, (), {"others_extend": True})
+    assert exchange.verdict is None
+    assert not heard
+    assert info.global_num_tokens_for_logprob == [5, 40]
+    # What was proposed for that exchange is not there for the next.
+    info = Info(0, [0])
+    exchange.gather(info.all_gather, info, (), {})
+    assert exchange.verdict is None
