@@ -25,7 +25,7 @@ def test_every_entry_says_why_and_every_wrapped_name_is_an_entry():
     wrapped = {name.path for name in names if name.use == "wrap"}
     relay = install._RELAY_WRAPPERS if dialect.has_relay else {}
     first = (contract.SCHEDULER_INIT, contract.INTERNAL_STATE)
-    moved = (dialect.broadcast, dialect.log_stats)
+    moved = (dialect.broadcast, dialect.exchange, dialect.log_stats)
     assert wrapped == {*first, *install._WRAPPERS, *relay, *moved}
 
 

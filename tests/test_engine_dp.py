@@ -216,20 +216,21 @@ BEHIND = Vote(3, behind=True, extend=40)
         ([Vote(0), Vote(3, static=True, final=True)], Verdict(3, static=True, final=True)),
         ([BEHIND, None], Verdict(3, extend=(40, 0), behind=frozenset({0}))),
         (
-            [Vote(1, extend=2), BEHIND],
-            Verdict(1, extend=(2, 40), behind=frozenset({1})),
+            [Vote(1), BEHIND],
+            Verdict(1, extend=(5, 40), behind=frozenset({1})),
         ),
         ([BEHIND, Vote(0)], Verdict(0)),
         (
-            [Vote(3, behind=True, postponed=True, extend=20), Vote(2, extend=1)],
-            Verdict(0, postponed=True, extend=(20, 1), behind=frozenset({0})),
+            [Vote(3, behind=True, postponed=True, extend=20), Vote(2)],
+            Verdict(0, postponed=True, extend=(20, 5), behind=frozenset({0})),
         ),
         ([Vote(3, behind=True, postponed=True, extend=20), Vote(0, blocked=True)], Verdict(3)),
         ([BEHIND, Vote(3, static=True, final=True)], Verdict(3, static=True, final=True)),
     ],
 )
 def test_what_follows_from_votes(votes, verdict):
-    assert combine(votes, 3) == verdict
+    requests = [0 if vote is None else 5 for vote in votes]
+    assert combine(votes, requests, 3) == verdict
 
 
 class Info:

@@ -373,6 +373,26 @@ def test_what_dp_attention_is_refused_with(shared, monkeypatch, name):
     assert support.refusal(scheduler) is None
 
 
+def test_dp_attention_as_it_is_asked_for():
+    words = [
+        "--model-path",
+        "dummy",
+        "--device",
+        "cpu",
+        "--speculative-algorithm",
+        "EAGLE3",
+        "--tp-size",
+        "2",
+    ]
+    given = server_arguments._parsed([*words, "--enable-dp-attention", "--dp-size", "2"])
+    assert support.attention_replicas(given) == 2
+    assert support.attention_replicas(server_arguments._parsed([*words])) == 1
+    if hasattr(given, "attn_dp_size"):
+        given = server_arguments._parsed([*words, "--attn-dp-size", "2"])
+        assert support.attention_replicas(given) == 2
+    assert support.refusals_ahead(given) == []
+
+
 class Overlaid:
     """An object with one attribute changed."""
 

@@ -30,8 +30,7 @@ def decide(runtime: Runtime, batch: Any) -> None:
     if runtime.exchange is None:
         _settled(runtime, batch, decision)
         return
-    exchange, plan = runtime.exchange, decision.plan
-    vote = controller.vote(decision, len(batch.reqs) if plan is None else plan.width)
+    exchange = runtime.exchange
 
     def settle(verdict: Verdict) -> None:
         controller.settle(decision, verdict)
@@ -42,7 +41,7 @@ def decide(runtime: Runtime, batch: Any) -> None:
             decision.plan = keeping.plan(batch.reqs, may_wait=may_wait)
         _settled(runtime, batch, decision)
 
-    exchange.propose(vote, settle)
+    exchange.propose(controller.vote(decision), settle)
 
 
 def _settled(runtime: Runtime, batch: Any, decision: Decision) -> None:

@@ -109,6 +109,7 @@ PREFILL_BATCH_FIELDS = (
     "multimodal_inputs",
     "input_embeds",
     "global_num_tokens",
+    "global_num_tokens_for_logprob",
     "reqs",
 )
 """Of a batch that is prefilled, which a decode batch becomes to let the draft catch up."""

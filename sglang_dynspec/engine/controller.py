@@ -267,12 +267,8 @@ class Controller:
             self._step, num_steps, passthrough, view.batch_size, started, reason, view=view
         )
 
-    def vote(self, decision: Decision, extend: int) -> Vote:
-        """What this rank says to the others of DP attention.
-
-        Args:
-            extend: tokens that its draft takes in, if any rank's does.
-        """
+    def vote(self, decision: Decision) -> Vote:
+        """What this rank says to the others of DP attention."""
         plan, passthrough = decision.plan, decision.passthrough
         static = passthrough in (STATIC, PAUSED)
         blocked = passthrough is not None and not static
@@ -284,7 +280,7 @@ class Controller:
             final=self.final,
             behind=plan is not None,
             postponed=plan is not None and not plan.complete,
-            extend=extend,
+            extend=0 if plan is None else plan.width,
         )
 
     def follow(self, verdict: Verdict) -> None:

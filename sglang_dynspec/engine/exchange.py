@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sglang_dynspec.errors import UnsupportedError
@@ -45,7 +46,7 @@ class Vote:
     postponed: bool = False
     """Whether that is not all of it, so that a plain step has to follow."""
     extend: int = 0
-    """Tokens that its draft takes in, if any rank's does."""
+    """Tokens that its draft takes in, if it is behind."""
 
     def packed(self) -> int:
         """As a number of which the lower 32 bits are free."""
@@ -62,6 +63,11 @@ class Vote:
 
 def unpack(number: int) -> Vote | None:
     """The vote in a number, or None: the rank has no requests, or does not decode."""
+    return _unpack(number & ~_TOKENS)
+
+
+@lru_cache(maxsize=1024)  # votes are few, and there is one of each rank before every step
+def _unpack(number: int) -> Vote | None:
     num_steps = (number >> _NUM_STEPS & 0xFF) - 1
     if num_steps < 0:
         return None
@@ -95,10 +101,12 @@ class Verdict:
     """Ranks whose drafts have missed something of it; others take part for their sake."""
 
 
-def combine(votes: Sequence[Vote | None], most: int) -> Verdict | None:
+def combine(votes: Sequence[Vote | None], requests: Sequence[int], most: int) -> Verdict | None:
     """What follows from the votes of all ranks, the same on each; None if none has requests.
 
     Args:
+        requests: of each rank. One that is not behind takes part in what drafts take in with a
+            token of each.
         most: draft steps of SGLang's own steps.
     """
     given = [vote for vote in votes if vote is not None]
@@ -113,8 +121,11 @@ def combine(votes: Sequence[Vote | None], most: int) -> Verdict | None:
     # A rank whose draft needs several steps cannot have them: what it lacks is given up.
     cannot_wait = postponed and (static or blocked)
     if any(v.behind for v in given) and not final and not cannot_wait:
-        extend = tuple(0 if vote is None else vote.extend for vote in votes)
         behind = frozenset(i for i, vote in enumerate(votes) if vote is not None and vote.behind)
+        extend = tuple(
+            vote.extend if vote is not None and vote.behind else number
+            for vote, number in zip(votes, requests, strict=True)
+        )
         if postponed:
             return Verdict(0, postponed=True, extend=extend, behind=behind)
     return Verdict(least or most, static, final, extend=extend, behind=behind)
@@ -171,10 +182,11 @@ class Exchange:
         returned = wrapped(*args, **kwargs)
         gathered = info.global_num_tokens_for_logprob
         info.num_tokens_for_logprob = own
-        info.global_num_tokens_for_logprob = [number & _TOKENS for number in gathered]
+        tokens = info.global_num_tokens_for_logprob = [number & _TOKENS for number in gathered]
         if info.is_extend_in_batch:
             return returned
-        self.verdict = combine([unpack(number) for number in gathered], self._most)
+        # Of batches that decode, one for each request.
+        self.verdict = combine([unpack(number) for number in gathered], tokens, self._most)
         if self.verdict is not None and decodes and pending is not None:
             pending[1](self.verdict)
         return returned
