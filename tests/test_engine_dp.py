@@ -36,7 +36,7 @@ SCRIPT = """
     from sglang_dynspec.testing import cpu_engine
     from sglang_dynspec.testing.models import make_models
 
-    catch_up.TOKENS_A_STEP = 12  # so that some of it has to be spread
+    catch_up.TOKENS_A_STEP = 4  # so that some of it has to be spread
     FOLDER = {folder!r}
     FAIL = FOLDER + "/fail"
 
