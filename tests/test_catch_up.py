@@ -111,9 +111,9 @@ def test_much_is_spread_over_plain_steps(server, expected, monkeypatch):
     taken = []
     run = CatchUp.run
 
-    def recording(self: CatchUp, batch: Any, plan: catch_up.Plan) -> None:
+    def recording(self: CatchUp, batch: Any, plan: catch_up.Plan, *others: Any) -> None:
         taken.append(plan.total)
-        run(self, batch, plan)
+        run(self, batch, plan, *others)
 
     monkeypatch.setattr(CatchUp, "run", recording)
     policy = Recorder(PlainFirst(40))

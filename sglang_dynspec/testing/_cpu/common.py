@@ -30,17 +30,6 @@ def _ignore_streams(torch: Any) -> None:
     # models/llama.py set_embed_and_head synchronizes "cuda" whatever the device.
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda device=None: None
-        _do_not_pin(torch)
-
-
-def _do_not_pin(torch: Any) -> None:
-    """Pinning memory takes a driver, and up to 0.5.18 DP attention pins whatever the device."""
-    tensor = torch.tensor
-
-    def tensor_not_pinned(data: Any, *, pin_memory: bool = False, **how: Any) -> Any:
-        return tensor(data, **how)
-
-    torch.tensor = tensor_not_pinned
 
 
 @patches.after_import("sglang.srt.models")
@@ -156,3 +145,12 @@ def _through_gloo(on_gpu: Any, plain: Any) -> Any:
         return (plain if input.device.type == "cpu" else on_gpu)(self, output, input)
 
     return collective
+
+
+@patches.after_import("sglang.srt.model_executor.forward_batch_info")
+def _do_not_pin(forward_batch_info: Any) -> None:
+    """Pinning memory takes a driver, and up to 0.5.18 DP attention pins whatever the device."""
+    from sglang_dynspec.testing._cpu.cuda_branches import on_a_cpu
+
+    batch = forward_batch_info.ForwardBatch
+    batch.prepare_mlp_sync_batch = on_a_cpu(batch.prepare_mlp_sync_batch)

@@ -128,22 +128,30 @@ def pages_in_torch(allocator: Any) -> None:
 def idle_verify_input(eagle_info: Any) -> None:
     """Make the input of a verification without requests on the CPU: upstream names device "cuda"
     up to 0.5.15."""
+    verify_input = eagle_info.EagleVerifyInput
+    create = on_a_cpu(verify_input.create_idle_input.__func__)
+    verify_input.create_idle_input = classmethod(create)
+
+
+def on_a_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of SGLang make its tensors on the CPU, and pin none, where there is no GPU."""
+    import torch
     from torch.overrides import TorchFunctionMode
 
-    class OnTheCpu(TorchFunctionMode):  # type: ignore[misc]
+    class OnACpu(TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
-            named = kwargs or {}
+            named = dict(kwargs or {})
             if named.get("device") == "cuda":
-                named = {**named, "device": "cpu"}
+                named["device"] = "cpu"
+            named.pop("pin_memory", None)
             return func(*args, **named)
 
-    verify_input = eagle_info.EagleVerifyInput
-    create = verify_input.create_idle_input.__func__
+    def without_a_gpu(*args: Any, **kwargs: Any) -> Any:
+        if torch.cuda.is_available():
+            return function(*args, **kwargs)
+        with OnACpu():
+            return function(*args, **kwargs)
 
-    def create_on_the_cpu(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        with OnTheCpu():
-            return create(cls, *args, **kwargs)
-
-    verify_input.create_idle_input = classmethod(create_on_the_cpu)
+    return without_a_gpu
