@@ -18,6 +18,7 @@ from support.in_force import prompts, reference
 from support.ranks import run_two_ranks
 from support.servers import free_port
 
+from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.exchange import Exchange, Verdict, Vote, combine, unpack
 from sglang_dynspec.testing.scheduler import Request
 
@@ -175,6 +176,9 @@ def test_random_modes_of_each_rank_then_a_policy_that_fails_on_one(tmp_path, exp
     assert "RuntimeError: boom" in by_rank[1]["error"]
 
 
+@pytest.mark.skipif(
+    installed_release() == "0.5.9", reason="a server start; the newest release has it"
+)
 def test_random_modes_with_a_warm_draft(tmp_path, expected):
     served = Served(tmp_path, "warm", ROUNDS)
     assert served.ids == [expected] * (ROUNDS + 1)

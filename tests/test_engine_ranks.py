@@ -20,6 +20,7 @@ import pytest
 from support.in_force import prompts, reference
 from support.ranks import run_two_ranks
 
+from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.testing.scheduler import Request
 
 COUNT, TOKENS = 6, 120
@@ -214,6 +215,9 @@ def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
     assert set(modes[static:]) == {"3"}
 
 
+@pytest.mark.skipif(
+    installed_release() == "0.5.9", reason="a server start; the newest release has it"
+)
 def test_what_fails_on_one_rank_alone_stops_the_server(tmp_path):
     # Rank 0 is in its plain step then, and would wait there for good.
     top = """
