@@ -20,6 +20,7 @@ from support.servers import free_port
 
 from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.exchange import Exchange, Verdict, Vote, combine, unpack
+from sglang_dynspec.errors import RanksError
 from sglang_dynspec.testing.scheduler import Request
 
 ROUNDS = int(os.environ.get("DYNSPEC_TEST_ROUNDS", "1"))
@@ -244,10 +245,12 @@ class Info:
         self.num_tokens = self.num_tokens_for_logprob = tokens
         self.is_extend_in_batch = extends
         self.global_num_tokens_for_logprob: list[int] = []
+        self.gathers: list[int] = []
         self._others = others
 
     def all_gather(self, *, others_extend: bool = False) -> None:
-        self.global_num_tokens_for_logprob = [self.num_tokens_for_logprob, *self._others]
+        own = [self.num_tokens_for_logprob, *self._others]
+        self.global_num_tokens_for_logprob = self.gathers or own
         self.is_extend_in_batch |= others_extend
 
 
@@ -265,7 +268,22 @@ def test_a_rank_without_a_decision_has_sglangs_step_run():
     exchange = Exchange(0, 3)
     info = Info(5, [Vote(0).packed() | 7])
     exchange.gather(info.all_gather, info, (), {})
-    assert exchange.verdict == Verdict(3, static=True)
+    assert exchange.verdict == Verdict(3, static=True, final=True)
+
+
+def test_what_another_rank_is_behind_with_waits_for_no_rank_without_a_decision():
+    exchange = Exchange(0, 3)
+    info = Info(5, [BEHIND.packed() | 7])
+    exchange.gather(info.all_gather, info, (), {})
+    assert exchange.verdict == Verdict(3, static=True, final=True)
+
+
+def test_a_process_without_a_decision_that_does_not_speak_for_its_rank():
+    exchange = Exchange(0, 3)
+    info = Info(5, [7])
+    info.gathers = [Vote(0).packed() | 5, Vote(0).packed() | 7]
+    with pytest.raises(RanksError, match="without a decision"):
+        exchange.gather(info.all_gather, info, (), {})
 
 
 def test_prompts_come_before_decisions():

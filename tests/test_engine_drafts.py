@@ -13,6 +13,7 @@ from support.tight import TIGHT, tight_requests
 
 from sglang_dynspec import Always, Never
 from sglang_dynspec.engine import draft_state, install, support
+from sglang_dynspec.engine.ranks import Agreement
 from sglang_dynspec.settings import Settings
 from sglang_dynspec.testing import cpu_engine
 from sglang_dynspec.testing.scheduler import Request
@@ -109,7 +110,7 @@ def test_warm_comes_back_with_its_acceptance_and_skip_does_not(server):
 
 def test_the_ladder_is_all_or_nothing_and_the_log_says_so(server, caplog):
     settings = Settings(policy="never", steps=(1, 3))
-    states = install._step_states(install.runtime().worker, settings)
+    states = install._step_states(install.runtime().worker, settings, Agreement())
     assert states.steps == ()
     assert "can run 0 or 3 draft steps only; 1 left out" in caplog.text
 

@@ -251,14 +251,20 @@ AGREES = """
     agreement = ranks.Agreement(rank, 2)
     try:
         if does == "tells":
-            print("TOLD", agreement.together(rank + 7))
+            print("TOLD", agreement.together("numbers", rank + 7))
+        elif does == "tells of another":
+            print("TOLD", agreement.together("letters", "a"))
         elif does == "fails":
             agreement.fail("no policy")
+        elif does == "comes late":
+            dist.barrier()  # the other has given up
+            print("TOLD", agreement.together("numbers", 7))
         elif does == "falls back":
             print("ALIKE", ranks.Ranks(rank, 3, agreement).fail_alike("boom"))
     except Exception as error:
         print("REFUSED", error)
-    dist.barrier()
+    if does != "comes late":
+        dist.barrier()
 """
 
 
@@ -267,11 +273,13 @@ AGREES = """
     [
         (["tells", "tells"], [r"TOLD \[7, 8\]", r"TOLD \[7, 8\]"]),
         (["tells", "fails"], ["REFUSED .*on rank 1: no policy", ""]),
+        (["tells", "tells of another"], ["REFUSED .*rank 1 is at letters"] * 2),
         (["fails", "tells"], ["", "REFUSED .*on rank 0: no policy"]),
         (["tells", "leaves"], ["REFUSED .*on rank 1: it has not started", ""]),
         (["leaves", "tells"], ["", "REFUSED .*on rank 0: it has not started"]),
         (["falls back", "falls back"], ["ALIKE True", "ALIKE True"]),
         (["leaves", "falls back"], ["", "ALIKE False"]),
+        (["comes late", "tells"], ["REFUSED", "REFUSED .*on rank 0: it has not started"]),
     ],
     ids=" and ".join,
 )

@@ -182,4 +182,4 @@ def test_the_status_has_the_ladder(server):
 def test_more_than_the_server_runs_is_refused(server):
     settings = Settings(policy="never", steps=(1, 5))
     with pytest.raises(UnsupportedError, match=r"steps are 1, 5, but .* at most 3 draft steps"):
-        install._step_states(install.runtime().worker, settings)
+        install._step_states(install.runtime().worker, settings, Agreement())

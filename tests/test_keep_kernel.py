@@ -10,7 +10,9 @@ import pytest
 
 CODE = """
 import os
+import random
 
+random.seed(0)
 os.environ["TRITON_INTERPRET"] = "1"  # on any device, and slowly
 import torch
 from sglang_dynspec.engine.catch_up import _keep_in_torch
@@ -23,8 +25,10 @@ for size in (0, 64, 3000, 4096):
     ]
     for _ in range(3):
         pool, positions = torch.randperm(9)[:5], torch.randint(0, 1000, (5,))
-        ids = torch.randint(0, 500, (5,))
+        ids = torch.randint(0, 500, (10,), dtype=random.choice([torch.int32, torch.int64]))[::2]
         hidden = torch.randn(5, size + 8)[:, :size] if size else None
+        if hidden is not None and random.random() < 0.5:
+            hidden = hidden.t().contiguous().t().to(torch.bfloat16)
         for write, ring in zip((keep, _keep_in_torch), rings):
             write(*ring, pool, positions, ids, hidden)
     for ours, theirs in zip(*rings):

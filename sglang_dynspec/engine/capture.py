@@ -73,11 +73,13 @@ def capture(
         if strict:
             raise InstallError(sentence) from error
         logger.error("sglang_dynspec: %s. %s.", sentence, otherwise, exc_info=error)
-        _tell_failure(agreement, sentence)
+        tell_failure(agreement, f"graphs of {what}", sentence)
         return None
     took = time.perf_counter() - started
     gigabytes = (free - _free_bytes(device)) / (1 << 30)
-    without = [rank for rank, done in enumerate(agreement.together(True)) if not done]
+    without = [
+        rank for rank, done in enumerate(agreement.together(f"graphs of {what}", True)) if not done
+    ]
     if without:
         ranks = ", ".join(map(str, without))
         message = "sglang_dynspec: capturing CUDA graphs of %s failed on rank %s. %s."
@@ -86,11 +88,16 @@ def capture(
     return made, Captured(took, gigabytes)
 
 
-def _tell_failure(agreement: Agreement, sentence: str) -> None:
+def tell_failure(agreement: Agreement, about: str, sentence: str) -> None:
+    """Tell other ranks that what all do at the same time has failed here.
+
+    Raises:
+        RanksError: they do not answer, since they wait for this one.
+    """
     try:
-        agreement.together(False)
+        agreement.together(about, False)
     except UnsupportedError as error:
-        raise RanksError(f"{sentence}; other ranks are stuck in theirs") from error
+        raise RanksError(f"{sentence}; other ranks are stuck in it") from error
 
 
 def total_bytes(device: str) -> int:

@@ -156,8 +156,9 @@ class CatchUp:
             from sglang_dynspec.engine.keep_kernel import keep
 
             zero = torch.zeros(1, dtype=torch.int64, device=self._ids.device)
-            # Row 0 is the one that SGLang pads graphs with.
-            keep(self._ids, self._hidden, zero, zero, zero, self._hidden[0, :1])
+            # Row 0 is the one that SGLang pads graphs with. Tokens are of either type.
+            for ids in (zero, zero.to(torch.int32)):
+                keep(self._ids, self._hidden, zero, zero, ids, self._hidden[0, :1])
         except Exception:
             logger.warning(
                 "sglang_dynspec: the kernel that keeps what the draft misses cannot be compiled; "
@@ -437,7 +438,7 @@ def _keep_in_torch(
     slots = positions % ring_ids.shape[1]
     ring_ids[pool, slots] = ids.to(torch.int32)
     if hidden is not None:
-        ring_hidden[pool, slots] = hidden
+        ring_hidden[pool, slots] = hidden.to(ring_hidden.dtype)
 
 
 def _ragged(counts: torch.Tensor, total: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -232,7 +232,10 @@ class Controller:
             self._ranks.wish(static=RELEASED)
             return False
         self._released = True
-        return not self._agrees
+        if not self._agrees:
+            return True
+        self.end_trace()
+        return False
 
     def end_trace(self) -> None:
         """End the trace, if there is one, with what has ended since its last line."""
@@ -386,7 +389,7 @@ class Controller:
             return
         failure = f"{what}: {describe(error)}"
         if self._ranks is not None:
-            if not self._ranks.fail_alike(failure):
+            if not self._ranks.fail_alike(what):
                 raise RanksError(
                     f"{failure}, on rank {self._ranks.rank} and not on all; restart the server"
                 ) from error

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sglang_dynspec.errors import UnsupportedError
+from sglang_dynspec.errors import RanksError, UnsupportedError
 
 # The number is an int64; a batch has far fewer than 2**32 tokens.
 _TOKENS = (1 << 32) - 1
@@ -131,6 +131,9 @@ def combine(votes: Sequence[Vote | None], requests: Sequence[int], most: int) ->
     return Verdict(least or most, static, final, extend=extend, behind=behind)
 
 
+_Pending = tuple[Vote, Callable[[Verdict], None]]
+
+
 class Exchange:
     """This rank's end.
 
@@ -154,7 +157,7 @@ class Exchange:
         self.verdict: Verdict | None = None
         """On the latest exchange; None if no rank decodes."""
         self._most = most
-        self._pending: tuple[Vote, Callable[[Verdict], None]] | None = None
+        self._pending: _Pending | None = None
 
     def propose(self, vote: Vote, settle: Callable[[Verdict], None]) -> None:
         """Take part in the exchange that follows.
@@ -175,7 +178,7 @@ class Exchange:
         vote = None
         if decodes:
             # Without a decision SGLang's own step is all that this rank can run.
-            vote = pending[0] if pending is not None else Vote(self._most, static=True)
+            vote = pending[0] if pending is not None else Vote(self._most, static=True, final=True)
         own = info.num_tokens_for_logprob
         if vote is not None:
             info.num_tokens_for_logprob = own | vote.packed()
@@ -187,6 +190,16 @@ class Exchange:
             return returned
         # Of batches that decode, one for each request.
         self.verdict = combine([unpack(number) for number in gathered], tokens, self._most)
-        if self.verdict is not None and decodes and pending is not None:
-            pending[1](self.verdict)
+        if self.verdict is not None and decodes:
+            self._settle(pending, self.verdict)
         return returned
+
+    def _settle(self, pending: _Pending | None, verdict: Verdict) -> None:
+        if pending is not None:
+            pending[1](verdict)
+        elif verdict.num_steps != self._most or verdict.extend is not None:
+            # It is not this process that speaks for its rank.
+            raise RanksError(
+                "a batch without a decision has met a step that other ranks have agreed on; "
+                "restart the server"
+            )

@@ -187,7 +187,13 @@ def _scheduler_init(
 
 def _disagree(scheduler: Any) -> None:
     """Tell the other ranks that dynspec is not in force on this one."""
-    _agreement(scheduler).fail(_state.refusal or "")
+    try:
+        _agreement(scheduler).fail(_state.refusal or "")
+    except Exception as error:  # SGLang runs as it does without us, also where it looks different
+        message = (
+            "sglang_dynspec: other ranks could not be told that it is not in force on this one."
+        )
+        _say(logging.WARNING, message, exc_info=error)
 
 
 def _agreement(scheduler: Any) -> Agreement:
@@ -262,11 +268,12 @@ def _warn_of_unknown_variables() -> None:
 def _engage(scheduler: Any, settings: Settings) -> None:
     agreement = _agreement(scheduler)
     try:
+        _require_same(settings, agreement)
         runtime = _make_runtime(scheduler, settings, agreement)
     except Exception as error:
         agreement.fail(str(error))
         raise
-    agreement.together(None)
+    agreement.together("the end of the start", None)
     if _state.runtime is not None:
         _say(
             logging.WARNING,
@@ -281,6 +288,19 @@ def _engage(scheduler: Any, settings: Settings) -> None:
     _say_in_force(runtime, settings)
     if settings.trace is not None:
         _trace(runtime, settings.trace, settings)
+
+
+def _require_same(settings: Settings, agreement: Agreement) -> None:
+    """What ranks do at start follows from these."""
+    mine = [settings.policy, settings.draft_state, list(settings.steps)]
+    told = agreement.together("settings", mine)
+    for rank, theirs in enumerate(told):
+        if theirs != told[0]:
+            raise UnsupportedError(
+                f"policy, draft state and draft steps must be the same on all ranks, and are "
+                f"{told[0]} on rank 0 and {theirs} on rank {rank}; set the same variables on every "
+                "node"
+            )
 
 
 def _say_in_force(runtime: Runtime, settings: Settings) -> None:
@@ -389,7 +409,7 @@ def _make_runtime(scheduler: Any, settings: Settings, agreement: Agreement) -> R
         draft_extend.narrow(strict=settings.strict)
     if policy.wants_timings:
         graphs = Graphs(dialect, worker, target, draft_extend if warm else None, step_states)
-        _time_graphs(graphs, controller)
+        _time_graphs(graphs, controller, agreement)
     return Runtime(
         scheduler,
         worker,
@@ -406,16 +426,21 @@ def _make_runtime(scheduler: Any, settings: Settings, agreement: Agreement) -> R
     )
 
 
-def _time_graphs(graphs: Any, controller: Any) -> None:
+def _time_graphs(graphs: Any, controller: Any, agreement: Agreement) -> None:
     """Let the policy know what steps take. Where that fails it learns it from steps."""
+    from sglang_dynspec.engine.capture import tell_failure
     from sglang_dynspec.engine.timing import in_words
 
-    started = time.perf_counter()
+    started, about = time.perf_counter(), "timing CUDA graphs"
+    message = "sglang_dynspec: timing CUDA graphs failed; the policy learns from steps alone."
     try:
         timings = graphs.timings(controller.ladder)
     except Exception as error:
-        message = "sglang_dynspec: timing CUDA graphs failed; the policy learns from steps alone."
         _say(logging.WARNING, message, exc_info=error)
+        tell_failure(agreement, about, f"{about} failed ({type(error).__name__}: {error})")
+        return
+    if not all(agreement.together(about, True)):
+        _say(logging.WARNING, message)
         return
     if not timings:
         message = "sglang_dynspec: steps do not run from CUDA graphs throughout: none timed."
@@ -438,7 +463,7 @@ def _catch_up(scheduler: Any, settings: Settings, agreement: Agreement) -> Catch
         return None
     made = _ring(scheduler, settings, agreement)
     lacks = None if isinstance(made, CatchUp) else made
-    told = agreement.together(lacks)
+    told = agreement.together("the ring", lacks)
     if isinstance(made, CatchUp) and not any(told):
         _say(
             logging.INFO,
@@ -470,7 +495,7 @@ def _ring(scheduler: Any, settings: Settings, agreement: Agreement) -> CatchUp |
         hundredth = total_bytes(worker.device) // 100
         budget = min(_CATCH_UP_BYTES, hundredth or _CATCH_UP_BYTES)
     # What the draft takes in follows from the size, and has to be the same on all ranks.
-    budget = min(agreement.together(budget))
+    budget = min(agreement.together("the ring's size", budget))
     try:
         return CatchUp(_state.dialect, worker, budget, scheduler.chunked_prefill_size)
     except (OutOfMemoryError, UnsupportedError) as error:

@@ -51,18 +51,20 @@ def keep(
         pool: row of each, shape (n,).
         positions: in the sequence, shape (n,); the ring has them modulo its tokens.
         ids: shape (n,).
-        hidden: shape (n, size), rows contiguous, or None.
+        hidden: shape (n, size), or None.
     """
     tokens = ring_ids.shape[1]
     size = 0 if hidden is None else ring_hidden.shape[-1]
     source = ring_hidden if hidden is None else hidden.to(ring_hidden.dtype)
+    if source.stride(-1) != 1:
+        source = source.contiguous()
     grid = (len(pool), max(triton.cdiv(size, _BLOCK), 1))
     _keep[grid](
         ring_ids,
         ring_hidden,
-        pool,
-        positions,
-        ids,
+        pool.contiguous(),
+        positions.contiguous(),
+        ids.contiguous(),
         source,
         tokens,
         size,

@@ -13,6 +13,7 @@ all ranks, because their schedulers are. Every now and then they compare what th
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -48,11 +49,11 @@ class Word:
 
 class Agreement:
     """What ranks tell each other where one may be in another state than the rest: at start, and
-    when something fails. Every rank calls :meth:`together` as often as the others.
+    when something fails. Every rank calls :meth:`together` as often as the others, about the same.
 
     Not a collective: a rank that never comes must not keep the others waiting for good. So rank 0
-    gathers the answers in the store by which the ranks have found each other, and what it says
-    holds for all, however late one is.
+    gathers the answers in the store by which the ranks have found each other, and what is written
+    there first holds for all, be it rank 0's or that of a rank which has waited too long for it.
 
     Args:
         rank: this one.
@@ -69,36 +70,41 @@ class Agreement:
         # Another server's Scheduler may have been built in this process before.
         self._prefix = f"sglang_dynspec/{Agreement._made}"
 
-    def together(self, mine: Any, within: timedelta | None = None) -> list[Any]:
+    def together(self, about: str, mine: Any, within: timedelta | None = None) -> list[Any]:
         """Tell the others something, and hear what each of them tells at this point.
 
         Args:
+            about: what it is about, which must be the same on all.
             mine: JSON-native.
-            within: how long to wait for each rank; a minute by default.
+            within: how long rank 0 waits for the others; a minute by default. They wait for it
+                twice as long.
 
         Returns:
             What each rank tells, by rank.
 
         Raises:
-            UnsupportedError: another rank is not in force, or is not there in time.
+            UnsupportedError: another rank is not in force, is not there in time, or tells something
+                about something else.
         """
         if self._ranks == 1:
             return [mine]
         within = within or _AGREE_WITHIN
         store = self._next_store()
-        store.set(str(self._rank), json.dumps({"tells": mine}))
+        store.set(str(self._rank), json.dumps({"about": about, "tells": mine}))
         if self._rank == 0:
-            answers = [_answer(store, r, within) for r in range(self._ranks)]
-            store.set(_ALL, json.dumps(answers))
+            answers = _written_first(store, _answers(store, self._ranks, within))
         else:
-            # Rank 0 may have to wait for each of the others.
-            answers = _wait(store, _ALL, within * self._ranks) or [{"fails": _NOT_THERE}]
+            answers = _wait(store, _ALL, 2 * within)
+            if answers is None:
+                answers = _written_first(store, [{"fails": _NOT_THERE}])
         failed = [f"on rank {r}: {a['fails']}" for r, a in enumerate(answers) if "fails" in a]
+        if not failed and any(answer["about"] != about for answer in answers):
+            failed = [f"rank {rank} is at {answer['about']}" for rank, answer in enumerate(answers)]
         if failed:
             self._over = True
             raise UnsupportedError(
                 f"it must be in force on all ranks, and {'; '.join(failed)}; install it and set "
-                "its variables on every node"
+                "the same variables on every node"
             )
         return [answer["tells"] for answer in answers]
 
@@ -111,7 +117,7 @@ class Agreement:
         store = self._next_store()
         store.set(str(self._rank), json.dumps(answer))
         if self._rank == 0:
-            store.set(_ALL, json.dumps([answer]))
+            _written_first(store, [answer])
 
     def _next_store(self) -> Any:
         self._asked += 1
@@ -158,9 +164,13 @@ class Ranks:
         self._digest = zlib.crc32(bytes(accept_lens), self._digest ^ num_steps)
 
     def fail_alike(self, what: str) -> bool:
-        """Whether the others fail here as well. Each that fails asks, and waits for the others."""
+        """Whether the others fail here as well. Each that fails asks, and waits for the others.
+
+        Args:
+            what: the place, in words that are the same on all.
+        """
         try:
-            self._agreement.together(what, _FAIL_WITHIN)
+            self._agreement.together(f"failing: {what}", None, _FAIL_WITHIN)
         except Exception:
             return False
         return True
@@ -215,9 +225,18 @@ class Ranks:
 _NOT_THERE = "it has not started sglang_dynspec, or is stuck"
 
 
-def _answer(store: Any, rank: int, within: timedelta) -> Any:
-    answer = _wait(store, str(rank), within)
-    return {"fails": _NOT_THERE} if answer is None else answer
+def _answers(store: Any, ranks: int, within: timedelta) -> list[Any]:
+    until = time.monotonic() + within.total_seconds()
+    found = []
+    for rank in range(ranks):
+        left = timedelta(seconds=max(until - time.monotonic(), 0.01))
+        found.append(_wait(store, str(rank), left) or {"fails": _NOT_THERE})
+    return found
+
+
+def _written_first(store: Any, answers: list[Any]) -> Any:
+    """Write all answers unless another rank has; return what is there."""
+    return json.loads(store.compare_set(_ALL, "", json.dumps(answers)))
 
 
 def _wait(store: Any, key: str, within: timedelta) -> Any:

@@ -35,13 +35,13 @@ _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
 
 
 # As above, for servers with DP attention.
-_ARGUMENTS_OF_DP_ATTENTION: tuple[tuple[str, object, str], ...] = (
+_ARGUMENTS_OF_SEVERAL_RANKS: tuple[tuple[str, object, str], ...] = (
     (
         "moe_a2a_backend",
         "none",
-        "DP attention is supported without an all-to-all backend of experts only",
+        "several ranks are supported without an all-to-all backend of experts only",
     ),
-    ("elastic_ep_backend", None, "DP attention is not supported together with elastic EP"),
+    ("elastic_ep_backend", None, "several ranks are not supported together with elastic EP"),
 )
 
 
@@ -195,9 +195,10 @@ def _has_windows(draft_worker: Any) -> bool:
 
 def _argument_refusals(server_args: Any) -> Iterator[str]:
     yield from _unsupported(server_args, _ARGUMENTS)
+    if server_args.tp_size > 1:
+        yield from _unsupported(server_args, _ARGUMENTS_OF_SEVERAL_RANKS)
     replicas = attention_replicas(server_args)
     if replicas > 1:
-        yield from _unsupported(server_args, _ARGUMENTS_OF_DP_ATTENTION)
         yield from _exchange_refusals()
         # Ranks that do not agree hang: not before it has been seen to work there.
         if server_args.device != "cpu":

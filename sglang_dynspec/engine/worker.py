@@ -97,6 +97,8 @@ def _take_decision(runtime: Runtime, batch: Any) -> Decision | None:
         return _decision_on(runtime, batch)
     except Exception as error:
         runtime.controller.fail("reading the decision on a batch failed", error)
+        if runtime.exchange is not None:
+            raise  # the other ranks would wait for this one for good
         return None
 
 
@@ -142,8 +144,9 @@ def _catch_up(runtime: Runtime, batch: Any, decision: Decision) -> bool:
     except Exception as error:
         _resolve_proposals(runtime, batch)
         runtime.controller.fail("the draft model could not catch up", error)
-        # The other ranks of DP attention run what was agreed on; output is right in any case.
-        return runtime.exchange is not None
+        if runtime.exchange is not None:
+            raise  # as above
+        return False
     return True
 
 

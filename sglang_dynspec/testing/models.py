@@ -120,7 +120,7 @@ class Models:
     eagle: Path
     eagle3: Path
     standalone: Path
-    qwen3: Path
+    qwen3: Path | None = None
     """The same target as a Qwen3, which SGLang can run with DP attention; Llama it cannot."""
 
 
