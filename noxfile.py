@@ -105,7 +105,7 @@ def tests(session: nox.Session, release: str) -> None:
     """The test suite on the oldest and the newest supported release, and some soak on this."""
     run_suite(session, release)
     if release == RELEASES[-1] and not session.posargs:
-        run_soak(session, "--minutes", "2")
+        run_soak(session, "--minutes", "1")
     make_room(session)
 
 

@@ -193,6 +193,9 @@ def test_random_modes_then_another_policy_that_fails(tmp_path, expected):
     assert all(modes[step] == num_steps for step, num_steps in traced.items())
 
 
+@pytest.mark.skipif(
+    installed_release() == "0.5.9", reason="a server start; the newest release has it"
+)
 def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
     top = """
     from sglang_dynspec.engine import ranks
@@ -247,7 +250,7 @@ AGREES = """
 
     rank, does = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method="file://{file}", rank=rank, world_size=2)
-    ranks._AGREE_WITHIN = ranks._FAIL_WITHIN = timedelta(seconds=3)
+    ranks._AGREE_WITHIN = ranks._FAIL_WITHIN = timedelta(seconds=2)
     agreement = ranks.Agreement(rank, 2)
     try:
         if does == "tells":
