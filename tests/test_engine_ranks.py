@@ -250,7 +250,7 @@ AGREES = """
 
     rank, does = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method="file://{file}", rank=rank, world_size=2)
-    ranks._AGREE_WITHIN = ranks._FAIL_WITHIN = timedelta(seconds=2)
+    ranks._AGREE_WITHIN = ranks._FAIL_WITHIN = timedelta(seconds=4)
     agreement = ranks.Agreement(rank, 2)
     try:
         if does == "tells":
