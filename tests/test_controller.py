@@ -10,6 +10,7 @@ import pytest
 
 from sglang_dynspec.engine.controller import STATIC, Controller, Decision
 from sglang_dynspec.engine.ranks import Agreement, Ranks
+from sglang_dynspec.errors import RanksError
 from sglang_dynspec.policy import Always, BatchView, Never, Policy, StepOutcome
 
 LADDER = (0, 1, 3)
@@ -303,6 +304,20 @@ def test_a_release_while_paused_is_told_to_all_ranks():
     assert controller.final
     controller.resume()
     assert controller.decide(view(controller)).num_steps == 3
+
+
+def test_what_other_ranks_do_not_answer_to_stops_the_server():
+    # Nobody is there at all.
+    controller = Controller(Never(), LADDER, ranks=Ranks(1, LADDER[-1], Agreement(1, 2)))
+    with pytest.raises(RanksError, match=r"a step failed: ValueError: boom, on rank 1 and not on"):
+        controller.fail("a step failed", ValueError("boom"))
+    assert controller.failure is None
+
+
+def test_what_fails_on_all_ranks_is_left_to_sglang():
+    controller = Controller(Never(), LADDER, ranks=Ranks(0, LADDER[-1], Agreement()))
+    controller.fail("a step failed", ValueError("boom"))
+    assert controller.decide(view(controller)).passthrough == STATIC
 
 
 # --- an operator ---------------------------------------------------------------------------------

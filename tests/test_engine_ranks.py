@@ -219,7 +219,8 @@ def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
 
 
 @pytest.mark.skipif(
-    installed_release() == "0.5.9", reason="a server start; the newest release has it"
+    "DYNSPEC_TEST_ROUNDS" not in os.environ,
+    reason="a server's end takes up to two minutes; DYNSPEC_TEST_ROUNDS=3 has it",
 )
 def test_what_fails_on_one_rank_alone_stops_the_server(tmp_path):
     # Rank 0 is in its plain step then, and would wait there for good.

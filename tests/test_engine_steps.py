@@ -143,7 +143,7 @@ def test_a_mode_takes_what_its_graphs_take(server, monkeypatch, warm):
     assert timing.in_words(timings[:4]).startswith("1 request with 0/1/2/3 draft steps: ")
     policy = Goodput()
     server.controller.use(policy)
-    install._time_graphs(graphs(warm=warm), server.controller)
+    install._time_graphs(graphs(warm=warm), server.controller, Agreement())
     estimates = policy._costs.estimates(STEPS, 8, 100.0)
     assert math.exp(estimates[3].log - estimates[0].log) == pytest.approx(3.0 / (1.0 + warm))
 
@@ -151,7 +151,7 @@ def test_a_mode_takes_what_its_graphs_take(server, monkeypatch, warm):
 def test_without_graphs_nothing_is_timed(server, caplog):
     assert graphs(warm=True).timings(STEPS) == []
     caplog.set_level("INFO")
-    install._time_graphs(graphs(warm=True), server.controller)
+    install._time_graphs(graphs(warm=True), server.controller, Agreement())
     assert "do not run from CUDA graphs throughout: none timed" in caplog.text
 
 
@@ -160,7 +160,7 @@ def test_timing_that_fails_leaves_dynspec_in_force(server, monkeypatch, caplog):
         raise RuntimeError("no clock")
 
     monkeypatch.setattr(timing, "captured", broken)
-    install._time_graphs(graphs(warm=True), server.controller)
+    install._time_graphs(graphs(warm=True), server.controller, Agreement())
     assert "timing CUDA graphs failed" in caplog.text
     assert server.controller.failure is None
 
