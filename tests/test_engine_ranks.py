@@ -142,10 +142,8 @@ def launch(
 class Served:
     """What came of a run of the launch script."""
 
-    def __init__(
-        self, folder: Path, policy: str, *, draft_state: str, rounds: int, top: str
-    ) -> None:
-        done = launch(folder, policy, draft_state=draft_state, rounds=rounds, top=top)
+    def __init__(self, folder: Path, policy: str, **how: Any) -> None:
+        done = launch(folder, policy, **how)
         self.log = done.stdout + done.stderr
         [line] = [line for line in self.log.splitlines() if "REPORT " in line]
         self.ids: list[list[int]]
@@ -162,15 +160,9 @@ class Served:
         return [num_steps for num_steps, *_ in self.steps[0]]
 
 
-def serve(
-    folder: Path, policy: str, draft_state: str = "catch_up", rounds: int = 1, top: str = ""
-) -> Served:
-    return Served(folder, policy, draft_state=draft_state, rounds=rounds, top=top)
-
-
 def test_random_modes_then_another_policy_that_fails(tmp_path, expected):
     # Hundreds of steps, at each of which the coins of the ranks fall differently.
-    served = serve(
+    served = Served(
         tmp_path, f"Random(replaced_at={REPLACED_AT}, not_on_rank_1=True)", rounds=ROUNDS
     )
     modes = served.modes()
@@ -207,7 +199,7 @@ def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
 
     ranks.Ranks.ran = disagreeing
     """
-    served = serve(tmp_path, "Random()", top=textwrap.dedent(top))
+    served = Served(tmp_path, "Random()", top=textwrap.dedent(top))
     assert served.ids == expected
     assert served.status["state"] == "static"
     assert "ranks have run different steps (rank 0: " in served.status["error"]

@@ -59,8 +59,8 @@ def capture(
         What ``make`` returned, and what it took; None if it failed, which is in the log then.
 
     Raises:
-        InstallError: it failed, under strict; or it failed here, and other ranks wait for this one
-            in their captures.
+        InstallError: it failed, under strict.
+        RanksError: it failed here, and other ranks wait for this one in their captures.
     """
     started, free = time.perf_counter(), _free_bytes(device)
     try:

@@ -334,12 +334,28 @@ class CatchUp:
         keeps_hidden = self._dialect.keeps_hidden(worker)
         hidden = self._hidden[:0, 0] if keeps_hidden else None
         values = self._dialect.as_idle_prefill(batch, widths, standalone=not keeps_hidden)
+        self._draft_prefills(batch, values, hidden, batch.input_ids)
+
+    def _draft_prefills(
+        self, batch: Any, values: dict[str, Any], hidden: torch.Tensor | None, tokens: torch.Tensor
+    ) -> Any:
+        """Run SGLang's prefill of the draft.
+
+        Args:
+            values: fields of the batch that make it a prefill.
+            hidden: the target's hidden states at all of its tokens.
+            tokens: what follows each request, shape (bs,).
+
+        Returns:
+            The draft state with proposals.
+        """
+        draft_worker = self._worker.draft_worker
         with (
             temporarily(self, running=True),
             temporarily(batch, spec_info=batch.spec_info, **values),
-            self._dialect.draft_context(worker.draft_worker),
+            self._dialect.draft_context(draft_worker),
         ):
-            worker.draft_worker._draft_extend_for_prefill(batch, hidden, batch.input_ids)
+            return draft_worker._draft_extend_for_prefill(batch, hidden, tokens)
 
     def run(self, batch: Any, plan: Plan | None, widths: Sequence[int] | None = None) -> None:
         """Let the draft take in what is planned, and its proposals follow if that is all.
@@ -385,14 +401,9 @@ class CatchUp:
         hidden = None
         if self._dialect.keeps_hidden(worker):
             hidden = self._hidden[pool, slots].masked_fill_(~takes_row[:, None], 0)
-        with (
-            temporarily(self, running=True),
-            temporarily(batch, spec_info=draft_input, **values),
-            self._dialect.draft_context(worker.draft_worker),
-        ):
-            made = worker.draft_worker._draft_extend_for_prefill(
-                batch, hidden, torch.where(end == lens, pending, following)
-            )
+        made = self._draft_prefills(
+            batch, values, hidden, torch.where(end == lens, pending, following)
+        )
         if plan.complete:
             _replace_proposals(draft_input, made, takes)
         if settles:

@@ -71,11 +71,7 @@ def run(
         keep.took_plain_step(batch, result.logits_output.hidden_states)
     # A copy: these are read later, and a graph writes the next step's to the same place.
     hidden = pad_rows(result.logits_output.hidden_states, width) if returned else None
-    if extend is not None:
-        extend.run(batch, result)
-    else:
-        draft_state.skip(result, draft_input)
-        dialect.publish_read_done(worker)
+    _hand_on(dialect, worker, batch, result, draft_input, extend)
     result.logits_output.hidden_states = hidden
     return result
 
@@ -108,13 +104,26 @@ def run_idle(
     tokens = batch.input_ids.new_empty(0)
     width = dialect.result_width(worker) if extend is None else extend.width
     dialect.set_result(result, tokens=tokens, width=width, new_seq_lens=batch.seq_lens)
+    blank = dialect.blank_draft_input(worker, batch, tokens)
+    _hand_on(dialect, worker, batch, result, blank, extend)
+    result.logits_output.hidden_states = None
+    return result
+
+
+def _hand_on(
+    dialect: Dialect,
+    worker: Any,
+    batch: Any,
+    result: Any,
+    draft_input: Any,
+    extend: DraftExtend | None,
+) -> None:
+    """Give the result proposals for the next step: the draft's, or those that there were."""
     if extend is not None:
         extend.run(batch, result)
     else:
-        draft_state.skip(result, dialect.blank_draft_input(worker, batch, tokens))
+        draft_state.skip(result, draft_input)
         dialect.publish_read_done(worker)
-    result.logits_output.hidden_states = None
-    return result
 
 
 def _as_plain_decode(dialect: Dialect, worker: Any, batch: Any, new_seq_lens: torch.Tensor) -> Any:

@@ -46,6 +46,11 @@ class Runtime:
         """What keeps what the draft misses, under ``catch_up``."""
         return self.catch_up if self.draft_state == "catch_up" else None
 
+    @property
+    def extending(self) -> DraftExtend | None:
+        """What writes the draft's KV in plain steps, under ``warm``."""
+        return self.draft_extend if self.draft_state == "warm" else None
+
     def gpu_memory_gb(self) -> float:
         """What we take, in units of 2**30 bytes: graphs of our own, and what the draft misses."""
         ring = 0 if self.keeping is None else self.keeping.bytes / (1 << 30)

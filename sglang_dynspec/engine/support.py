@@ -33,8 +33,7 @@ _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
     ),
 )
 
-
-# As above, for servers with DP attention.
+# As above, for servers with several ranks.
 _ARGUMENTS_OF_SEVERAL_RANKS: tuple[tuple[str, object, str], ...] = (
     (
         "moe_a2a_backend",

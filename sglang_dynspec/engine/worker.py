@@ -81,7 +81,7 @@ def _follow(
             runtime.target,
             runtime.worker,
             batch,
-            extend=runtime.draft_extend if runtime.draft_state == "warm" else None,
+            extend=runtime.extending,
             on_publish=_argument(args, kwargs, 1, "on_publish"),
         )
     with runtime.step_states.active(verdict.num_steps):
@@ -96,10 +96,19 @@ def _take_decision(runtime: Runtime, batch: Any) -> Decision | None:
     try:
         return _decision_on(runtime, batch)
     except Exception as error:
-        runtime.controller.fail("reading the decision on a batch failed", error)
-        if runtime.exchange is not None:
-            raise  # the other ranks would wait for this one for good
+        _fail(runtime, "reading the decision on a batch failed", error)
         return None
+
+
+def _fail(runtime: Runtime, what: str, error: Exception) -> None:
+    """Leave this step, and those to come, to SGLang.
+
+    With DP attention it cannot be: the other ranks run what has been agreed on, and would wait for
+    this one for good.
+    """
+    runtime.controller.fail(what, error)
+    if runtime.exchange is not None:
+        raise error
 
 
 def _decision_on(runtime: Runtime, batch: Any) -> Decision | None:
@@ -143,9 +152,7 @@ def _catch_up(runtime: Runtime, batch: Any, decision: Decision) -> bool:
         keeping.run(batch, decision.plan, decision.extend)
     except Exception as error:
         _resolve_proposals(runtime, batch)
-        runtime.controller.fail("the draft model could not catch up", error)
-        if runtime.exchange is not None:
-            raise  # as above
+        _fail(runtime, "the draft model could not catch up", error)
         return False
     return True
 
@@ -159,7 +166,7 @@ def _try_plain(runtime: Runtime, batch: Any, **how: Any) -> Any:
             runtime.target,
             runtime.worker,
             batch,
-            extend=runtime.draft_extend if runtime.draft_state == "warm" else None,
+            extend=runtime.extending,
             keep=runtime.keeping,
             **how,
         )
@@ -168,9 +175,7 @@ def _try_plain(runtime: Runtime, batch: Any, **how: Any) -> Any:
         # were published are published again. SGLang's own step can take over from the same batch.
         vars(batch).update(before)
         _resolve_proposals(runtime, batch)
-        runtime.controller.fail("a plain decode step failed", error)
-        if runtime.exchange is not None:
-            raise  # the other ranks would wait for this one for good
+        _fail(runtime, "a plain decode step failed", error)
         return None
 
 
