@@ -1,8 +1,8 @@
 """DP attention: each rank has requests and a policy of its own, and all run the same kind of step.
 
 A real server of two processes that communicate through gloo, whose target has layers that gather
-the tokens of both. What each rank hears and runs is written down by the launch script, whose top
-runs in both.
+the tokens of both, or of four, two for each rank of DP attention. What each process hears and runs
+is written down by the launch script, whose top runs in all.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from support.in_force import prompts, reference
-from support.ranks import run_two_ranks
-from support.servers import free_port
+from support.ranks import free_ports, run_ranks
 
 from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.exchange import Exchange, Verdict, Vote, combine, unpack
@@ -25,6 +24,9 @@ from sglang_dynspec.testing.scheduler import Request
 
 ROUNDS = int(os.environ.get("DYNSPEC_TEST_ROUNDS", "1"))
 LONG = ROUNDS > 1
+LONG_ONLY = pytest.mark.skipif(
+    not LONG, reason="a server start; DYNSPEC_TEST_ROUNDS=2 and more has it"
+)
 LENGTHS = (10, 90, 30, 60, 20, 75)  # taken in turn: rank 0 is without requests for a while
 ALONE = 1  # and rank 1, while this one is run again by itself
 REQUESTS = [
@@ -80,7 +82,7 @@ SCRIPT = """
             self._left = 0
 
         def decide(self, batch):
-            if rank() == 1 and os.path.exists(FAIL):
+            if rank() == {speaks_for_1} and os.path.exists(FAIL):
                 raise RuntimeError("boom")
             if not self._left:
                 self._left = self._draw.choice((1, 1, 1, 2, 5))
@@ -93,7 +95,7 @@ SCRIPT = """
         arguments = cpu_engine.server_args(
             "EAGLE3",
             model_path=str(make_models().qwen3),
-            tp_size=2,
+            tp_size={tp_size},
             dp_size=2,
             enable_dp_attention=True,
             port={port},
@@ -129,64 +131,82 @@ def expected() -> list[list[int]]:
 class Served:
     """What came of a run of the launch script."""
 
-    def __init__(self, folder: Path, draft_state: str, rounds: int) -> None:
-        done = run_two_ranks(
+    def __init__(self, folder: Path, draft_state: str, rounds: int, tp_size: int = 2) -> None:
+        done = run_ranks(
+            tp_size,
             folder,
             SCRIPT,
             timeout=300,
             draft_state=draft_state,
             rounds=rounds,
-            port=free_port(),
+            port=free_ports(),
             lengths=list(LENGTHS),
             alone=ALONE,
+            speaks_for_1=tp_size // 2,
             prompts=[list(request.input_ids) for request in REQUESTS],
         )
         [line] = [x for x in (done.stdout + done.stderr).splitlines() if "REPORT " in x]
         self.ids: list[list[list[int]]]
         self.status: list[dict[str, Any]]
         self.ids, self.status = json.loads(line.partition("REPORT ")[2])
+        self.ranks = range(tp_size)
         self.notes = [
             [note.split() for note in (folder / f"rank{rank}.txt").read_text().splitlines()]
-            for rank in (0, 1)
+            for rank in self.ranks
         ]
 
     def of(self, rank: int, kind: str) -> list[list[str]]:
         return [words for word, *words in self.notes[rank] if word == kind]
 
+    def heard(self) -> list[list[str]]:
+        """What all ranks have heard, which must be the same."""
+        heard = [self.of(rank, "heard") for rank in self.ranks]
+        assert heard == [heard[0]] * len(self.ranks)
+        return heard[0]
 
-@pytest.mark.skipif(
-    installed_release() == "0.5.9" and not LONG,
-    reason="a server start; the newest release has it, as DYNSPEC_TEST_ROUNDS=2 and more",
+
+@pytest.mark.parametrize(
+    "tp_size",
+    [
+        pytest.param(
+            2,
+            marks=pytest.mark.skipif(
+                installed_release() == "0.5.9" and not LONG,
+                reason="a server start; the newest release has it, as DYNSPEC_TEST_ROUNDS=2 and "
+                "more",
+            ),
+        ),
+        pytest.param(4, marks=LONG_ONLY),
+    ],
 )
-def test_random_modes_of_each_rank_then_a_policy_that_fails_on_one(tmp_path, expected):
-    served = Served(tmp_path, "catch_up", ROUNDS)
+def test_random_modes_of_each_rank_then_a_policy_that_fails_on_one(tmp_path, expected, tp_size):
+    served = Served(tmp_path, "catch_up", ROUNDS, tp_size)
     assert served.ids == [expected] * (ROUNDS + 1)
-    heard = served.of(0, "heard")
-    assert heard == served.of(1, "heard")
+    heard = served.heard()
     assert sum(a[0] != b[0] for a, b in itertools.pairwise(heard)) > 5 * ROUNDS
     assert {"0", "3"} == {num_steps for num_steps, _, _ in heard}
     assert any(postponed == "1" for _, postponed, _ in heard)
-    for rank in (0, 1):
+    for rank in served.ranks:
         # What it heard of it ran, with requests or without, and nothing else.
         ran = [note[1] for note in served.notes[rank] if note[0] != "heard"]
         assert ran == [num_steps for num_steps, _, _ in heard]
         assert {"0", "3"} == {num_steps for (num_steps,) in served.of(rank, "followed")}
-    reasons = [words[1] for rank in (0, 1) for words in served.of(rank, "took")]
+    reasons = [words[1] for rank in served.ranks for words in served.of(rank, "took")]
     assert {"policy", "other_rank", "static"} <= set(reasons)
-    # The failure on rank 1 holds on both, from the same step on.
-    failed = [served.of(rank, "took")[-1] for rank in (0, 1)]
-    assert failed == [["3", "static", "1"]] * 2
+    # The failure on one rank holds on all, from the same step on.
+    for rank in served.ranks:
+        assert served.of(rank, "took")[-1] == ["3", "static", "1"]
     by_rank = sorted(served.status, key=lambda status: status["dp_rank"])
     assert [status["state"] for status in by_rank] == ["static", "static"]
     assert "another rank" in by_rank[0]["error"]
     assert "RuntimeError: boom" in by_rank[1]["error"]
 
 
-@pytest.mark.skipif(not LONG, reason="a server start; DYNSPEC_TEST_ROUNDS=2 and more has it")
+@LONG_ONLY
 def test_random_modes_with_a_warm_draft(tmp_path, expected):
     served = Served(tmp_path, "warm", ROUNDS)
     assert served.ids == [expected] * (ROUNDS + 1)
-    assert served.of(0, "heard") == served.of(1, "heard")
+    assert served.heard()
 
 
 VOTES = [

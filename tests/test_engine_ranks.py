@@ -1,7 +1,7 @@
 """Tensor parallelism: all ranks run the same steps, whatever the policy does.
 
-A real server of two processes that communicate through gloo. What each runs is written down by the
-launch script, whose top runs in both.
+A real server of two processes, or of four, that communicate through gloo. What each runs is written
+down by the launch script, whose top runs in all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from support.in_force import prompts, reference
-from support.ranks import run_two_ranks
+from support.ranks import run_ranks
 
 from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.testing.scheduler import Request
@@ -26,6 +26,9 @@ from sglang_dynspec.testing.scheduler import Request
 COUNT, TOKENS = 6, 120
 ROUNDS = int(os.environ.get("DYNSPEC_TEST_ROUNDS", "3"))
 REPLACED_AT = 60 * ROUNDS
+LONG_ONLY = pytest.mark.skipif(
+    "DYNSPEC_TEST_ROUNDS" not in os.environ, reason="some minutes; DYNSPEC_TEST_ROUNDS=3 has it"
+)
 REQUESTS = [Request(input_ids=p, max_new_tokens=TOKENS) for p in prompts(COUNT, seed=21)]
 
 SCRIPT = """
@@ -90,7 +93,7 @@ SCRIPT = """
 
     def serve():
         import sglang
-        arguments = cpu_engine.server_args("EAGLE3", tp_size=2, log_level="warning")
+        arguments = cpu_engine.server_args("EAGLE3", tp_size={tp_size}, log_level="warning")
         engine = sglang.Engine(**arguments)
         greedy = dict(temperature=0, max_new_tokens={tokens}, ignore_eos=True)
         drawn = dict(temperature=0.8, max_new_tokens=40, ignore_eos=True)
@@ -124,8 +127,10 @@ def launch(
     rounds: int = 1,
     top: str = "",
     succeeds: bool = True,
+    tp_size: int = 2,
 ) -> subprocess.CompletedProcess[str]:
-    return run_two_ranks(
+    return run_ranks(
+        tp_size,
         folder,
         SCRIPT,
         timeout=500,
@@ -142,8 +147,8 @@ def launch(
 class Served:
     """What came of a run of the launch script."""
 
-    def __init__(self, folder: Path, policy: str, **how: Any) -> None:
-        done = launch(folder, policy, **how)
+    def __init__(self, folder: Path, policy: str, *, tp_size: int = 2, **how: Any) -> None:
+        done = launch(folder, policy, tp_size=tp_size, **how)
         self.log = done.stdout + done.stderr
         [line] = [line for line in self.log.splitlines() if "REPORT " in line]
         self.ids: list[list[int]]
@@ -151,20 +156,20 @@ class Served:
         self.ids, self.status = json.loads(line.partition("REPORT ")[2])
         self.steps = [
             [line.split() for line in (folder / f"rank{rank}.txt").read_text().splitlines()]
-            for rank in (0, 1)
+            for rank in range(tp_size)
         ]
 
     def modes(self) -> list[str]:
         """Draft steps of each step; the ranks must have run the same."""
-        assert self.steps[0] == self.steps[1]
+        assert self.steps == [self.steps[0]] * len(self.steps)
         return [num_steps for num_steps, *_ in self.steps[0]]
 
 
-def test_random_modes_then_another_policy_that_fails(tmp_path, expected):
+@pytest.mark.parametrize("tp_size", [2, pytest.param(4, marks=LONG_ONLY)])
+def test_random_modes_then_another_policy_that_fails(tmp_path, expected, tp_size):
     # Hundreds of steps, at each of which the coins of the ranks fall differently.
-    served = Served(
-        tmp_path, f"Random(replaced_at={REPLACED_AT}, not_on_rank_1=True)", rounds=ROUNDS
-    )
+    policy = f"Random(replaced_at={REPLACED_AT}, not_on_rank_1=True)"
+    served = Served(tmp_path, policy, rounds=ROUNDS, tp_size=tp_size)
     modes = served.modes()
     assert served.ids == expected
     assert sum(a != b for a, b in itertools.pairwise(modes)) > REPLACED_AT // 3
@@ -210,10 +215,7 @@ def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
     assert set(modes[static:]) == {"3"}
 
 
-@pytest.mark.skipif(
-    "DYNSPEC_TEST_ROUNDS" not in os.environ,
-    reason="a server's end takes up to two minutes; DYNSPEC_TEST_ROUNDS=3 has it",
-)
+@LONG_ONLY
 def test_what_fails_on_one_rank_alone_stops_the_server(tmp_path):
     # Rank 0 is in its plain step then, and would wait there for good.
     top = """

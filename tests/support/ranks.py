@@ -1,8 +1,10 @@
-"""Launch scripts of servers with two ranks, each a process on the CPU, or on a GPU of its own."""
+"""Launch scripts of servers with several ranks, each a process, on the CPU or a GPU of its own."""
 
 from __future__ import annotations
 
 import os
+import random
+import socket
 import subprocess
 import sys
 import textwrap
@@ -14,22 +16,30 @@ from sglang_dynspec.testing import cpu_engine
 TESTS = Path(__file__).parents[1]
 
 
-def run_two_ranks(
-    folder: Path, script: str, *, timeout: float, succeeds: bool = True, **values: Any
+def run_ranks(
+    tp_size: int,
+    folder: Path,
+    script: str,
+    *,
+    timeout: float,
+    succeeds: bool = True,
+    **values: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a launch script to its end.
 
     Args:
-        script: its text, whose places are filled with ``values``, and ``folder`` with the folder.
+        tp_size: ranks.
+        script: its text, whose places are filled with ``values``, and ``folder`` and ``tp_size``
+            with these.
         succeeds: whether its exit code must be 0.
     """
     path = folder / "launch.py"
-    text = textwrap.dedent(script).format(folder=str(folder), **values)
+    text = textwrap.dedent(script).format(folder=str(folder), tp_size=tp_size, **values)
     path.write_text(text, encoding="utf-8")
     clean = {k: v for k, v in os.environ.items() if not k.startswith("SGLANG_DYNSPEC_")}
     done = subprocess.run(
         [sys.executable, "-P", str(path)],
-        env=clean | cpu_engine.environment(tp_size=2) | {"PYTHONPATH": _with_tests()},
+        env=clean | cpu_engine.environment(tp_size=tp_size) | {"PYTHONPATH": _with_tests()},
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -37,6 +47,32 @@ def run_two_ranks(
     )
     assert done.returncode == 0 or not succeeds, done.stdout + done.stderr
     return done
+
+
+def free_ports() -> int:
+    """A port for a server with DP attention, for which SGLang derives others from it.
+
+    All lie below those that the system hands out to connections: one of these, of this very server,
+    could take a derived one before SGLang does.
+    """
+    draw = random.SystemRandom()
+    while True:
+        port = draw.randrange(10_000, 30_000)
+        if all(_is_free(port + more) for more in (0, *_DERIVED)):
+            return port
+
+
+# ZMQ_TCP_PORT_DELTA of SGLang's server_args.py, and the ports from there on.
+_DERIVED = range(233, 241)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _with_tests() -> str:
