@@ -40,7 +40,9 @@ SCRIPT = """
     from sglang_dynspec.engine import catch_up, controller, exchange, plain_decode, worker
     from sglang_dynspec.testing import cpu_engine
     from sglang_dynspec.testing.models import make_models
+    from support import device
 
+    device.prepare_launch_script()
     catch_up.TOKENS_A_STEP = 4  # so that some of it has to be spread
     FOLDER = {folder!r}
     FAIL = FOLDER + "/fail"

@@ -107,6 +107,8 @@ def window_slots(worker: Any, batch: Any, width: int) -> torch.Tensor:
 
     The scheduler reserves them before every decode step.
     """
-    table = worker.req_to_token_pool.req_to_token
-    columns = batch.seq_lens[:, None] + torch.arange(width, device=batch.seq_lens.device)
-    return table[batch.req_pool_indices[:, None], columns].to(torch.int64).flatten()
+    pool, columns = batch.req_pool_indices, batch.seq_lens
+    if width > 1:  # two kernels that a plain step does without
+        pool = pool[:, None]
+        columns = columns[:, None] + torch.arange(width, device=columns.device)
+    return worker.req_to_token_pool.req_to_token[pool, columns].to(torch.int64).flatten()

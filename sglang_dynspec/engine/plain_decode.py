@@ -70,7 +70,7 @@ def run(
     if keep is not None:
         keep.took_plain_step(batch, result.logits_output.hidden_states)
     # A copy: these are read later, and a graph writes the next step's to the same place.
-    hidden = pad_rows(result.logits_output.hidden_states, width) if returned else None
+    hidden = pad_rows(result.logits_output.hidden_states.clone(), width) if returned else None
     _hand_on(dialect, worker, batch, result, draft_input, extend)
     result.logits_output.hidden_states = hidden
     return result

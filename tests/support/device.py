@@ -76,10 +76,11 @@ def _environment() -> dict[str, str]:
     assert package.submodule_search_locations is not None
     models = [f"{home}/srt/models" for home in package.submodule_search_locations]
     names = (module.name for module in pkgutil.iter_modules(models))
+    others = (name for name in names if not name.startswith("llama") and name != "qwen3")
     return {
         "TRITON_F32_DEFAULT": "ieee",  # no TF32 in Triton's dot products
         "SGLANG_ENABLE_SPEC_V2": "1",
-        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(n for n in names if not n.startswith("llama")),
+        "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }

@@ -403,7 +403,12 @@ def blank_proposals(
 
 
 def pad_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
-    """Put row i at ``i * width`` among zeros: (bs, ...) -> (bs * width, ...)."""
+    """Put row i at ``i * width`` among zeros: (bs, ...) -> (bs * width, ...).
+
+    With a width of 1 these are the rows themselves, not a copy.
+    """
+    if width == 1:
+        return rows
     padded = rows.new_zeros((rows.shape[0], width, *rows.shape[1:]))
     padded[:, 0] = rows
     return padded.flatten(0, 1)
