@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -117,11 +118,16 @@ def test_much_is_spread_over_plain_steps(server, expected, monkeypatch):
 
     monkeypatch.setattr(CatchUp, "run", recording)
     policy = Recorder(PlainFirst(40))
+    before = replace(ring().totals)
     outputs = server.run(policy, EVEN)
     assert ids(outputs) == expected["even"]
     # 160 tokens of four requests, with one more for each request and each step it takes.
     assert len(taken) == 7
     assert max(taken) <= 30
+    totals, counts = ring().totals, server.controller.counts.by_num_steps
+    assert totals.times - before.times == len(taken)
+    # Of seven of the steps that are counted.
+    assert 0 < totals.seconds - before.seconds < sum(count.seconds for count in counts.values())
     postponed = server.controller.counts.postponed
     assert postponed == 6
     assert server.steps(0) == 40 + postponed

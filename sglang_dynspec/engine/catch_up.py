@@ -96,6 +96,8 @@ class Totals:
     """Tokens taken in."""
     lost: int = 0
     """Tokens that the ring no longer had."""
+    seconds: float = 0.0
+    """Of the steps that came with it."""
 
 
 class CatchUp:
@@ -417,6 +419,7 @@ class CatchUp:
             "times": self.totals.times,
             "taken_in": self.totals.tokens,
             "lost": self.totals.lost,
+            "seconds": self.totals.seconds,
         }
 
 

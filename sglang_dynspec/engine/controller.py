@@ -345,12 +345,15 @@ class Controller:
         """Note that the result of a batch that is none of ours has been processed."""
         self._ended = self._clock()
 
-    def finished(self, decision: Decision, accept_lens: Sequence[int]) -> None:
+    def finished(self, decision: Decision, accept_lens: Sequence[int]) -> float:
         """Give the outcome of a step to the policy.
 
         Args:
             decision: the one that led to the step.
             accept_lens: tokens that each request gained, bonus token included.
+
+        Returns:
+            Seconds that the step has taken.
         """
         count = self.counts.by_num_steps.setdefault(decision.num_steps, ModeCount())
         count.steps += 1
@@ -360,23 +363,25 @@ class Controller:
         # step has taken the time since the batch before it ended, whatever that was, or since it
         # was prepared itself where the device had nothing to do.
         begun, self._ended = max(self._ended, decision.started), self._clock()
-        count.seconds += self._ended - begun
+        seconds = self._ended - begun
+        count.seconds += seconds
         if self._ranks is not None:
             self._ranks.ran(decision.num_steps, accept_lens)
         if self.static or not self.asks or decision.step < self._since:
-            return
+            return seconds
         outcome = StepOutcome(
             step=decision.step,
             num_steps=decision.num_steps,
             batch_size=len(accept_lens),
             accept_lens=tuple(accept_lens),
             cold=decision.cold,
-            seconds=self._ended - begun,
+            seconds=seconds,
         )
         try:
             self.policy.observe(outcome)
         except Exception as error:
             self._policy_failed("raised in observe()", error)
+        return seconds
 
     def fail(self, what: str, error: BaseException) -> None:
         """Fall back to SGLang's own behaviour for good, and say so once.

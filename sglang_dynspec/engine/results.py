@@ -34,4 +34,6 @@ def observe(runtime: Runtime, result: Any) -> None:
         runtime.controller.ended()
     else:
         # On the host by now: the result processor has just read it.
-        runtime.controller.finished(decision, result.accept_lens.tolist())
+        seconds = runtime.controller.finished(decision, result.accept_lens.tolist())
+        if decision.plan is not None and runtime.keeping is not None:
+            runtime.keeping.totals.seconds += seconds

@@ -87,5 +87,5 @@ def _counts(server: Server) -> dict[str, dict[str, Any]] | None:
         for name in ("requests", "tokens", "seconds")
     }
     kept = status["catch_up"] or {}
-    taken = {name: kept[name] for name in ("times", "taken_in", "lost") if name in kept}
+    taken = {name: kept[name] for name in ("times", "taken_in", "lost", "seconds") if name in kept}
     return {**steps_of(status), **gained, "catch_up": taken}
