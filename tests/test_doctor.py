@@ -103,6 +103,7 @@ def test_sglang_is_imported_where_a_scheduler_would_be(good):
     assert activation["details"]["route"] == "interpreter start"
     assert ("dynspec" in activation["details"]["plugins"]) is HAS_PLUGINS
     assert good.one("sglang.contract")["status"] == "ok"
+    assert good.one("sglang.changes")["status"] == "ok"
     assert good.one("sglang.wrappers")["status"] == "ok"
     assert good.one("arguments.accepted")["details"]["max_running_requests"] == 8
     assert good.one("arguments.accepted")["details"]["unresolved"] is None
@@ -137,6 +138,10 @@ OTHERS = """
     @wrapt.when_imported("sglang.srt.model_executor.model_runner")
     def _(module):
         module.ModelRunner._get_attention_backend = lambda self, other: None
+
+    @wrapt.when_imported("sglang.srt.utils.auth")
+    def _(module):
+        del module.AuthLevel
 """
 
 PLUGIN = """
@@ -198,6 +203,12 @@ def test_a_changed_sglang(troubled):
     assert {one["status"] for one in found} == {"blocking"}
     says = " ".join(one["says"] for one in found)
     assert "ModelRunner._get_attention_backend takes (other)" in says
+
+
+def test_a_server_that_cannot_be_changed_while_it_serves(troubled):
+    found = troubled.all("sglang.changes")
+    assert {one["status"] for one in found} == {"warning"}
+    assert any("auth:AuthLevel is not there" in one["says"] for one in found)
 
 
 def test_unsupported_arguments(troubled):

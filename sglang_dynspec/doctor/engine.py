@@ -46,6 +46,7 @@ def check(
         return
     yield _activation(told)
     yield from _contract(told)
+    yield from _changes(told["changes"])
     yield from _layers(told)
     yield from _environment(told)
     yield from _arguments(told)
@@ -87,6 +88,20 @@ def _contract(told: Mapping[str, Any]) -> Iterator[Finding]:
             f"all {told['names']} names of SGLang that dynspec uses are as expected",
             details={"dialect": told["dialect"], "names": told["names"]},
         )
+
+
+def _changes(told: Mapping[str, Any]) -> Iterator[Finding]:
+    check = "sglang.changes"
+    for problem in told["problems"]:
+        yield Finding(
+            check,
+            "warning",
+            f"what the server does may not be changed while it serves: {problem}",
+            "dynspec runs without that; to have it, use an unchanged SGLang of the supported ones",
+        )
+    if not told["problems"]:
+        says = f"all {told['names']} names by which ctl reaches a server are as expected"
+        yield Finding(check, "ok", says, details={"names": told["names"]})
 
 
 def _layers(told: Mapping[str, Any]) -> Iterator[Finding]:

@@ -20,7 +20,7 @@ def look(job: dict[str, Any]) -> dict[str, Any]:
     """Import SGLang as a scheduler process does, and say what is found.
 
     The answer has ``import_error``; and where SGLang could be imported ``status``, ``plugins``,
-    ``contract``, ``layers`` and ``arguments``.
+    ``contract``, ``changes``, ``layers`` and ``arguments``.
     """
     try:
         importlib.import_module(_SCHEDULER)
@@ -29,6 +29,8 @@ def look(job: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"import_error": None, "plugins": _load_plugins()}
     answer["status"] = sglang_dynspec.status()
     answer |= _contract()
+    by_which = (*contract.CHANGES, *contract.ROUTE)
+    answer["changes"] = {"names": len(by_which), "problems": contract.probe(by_which)}
     if "dialect" in answer:
         answer["environment"] = support.environment_refusals()
         if job["arguments"]:
