@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from support.in_force import prompts
-from support.ranks import run_two_ranks
+from support.ranks import run_ranks
 from support.servers import Server, running_server
 
 from sglang_dynspec import cli
@@ -893,7 +893,7 @@ RANKS = """
         import sglang, sglang_dynspec
         sglang_dynspec.activate(policy="never", strict=True)
         engine = sglang.Engine(
-            **cpu_engine.server_args("EAGLE3", tp_size=2, log_level="warning")
+            **cpu_engine.server_args("EAGLE3", tp_size={tp_size}, log_level="warning")
         )
         outputs, told = engine.loop.run_until_complete(both(engine))
         status = engine.get_server_info()["internal_states"][0]["dynspec"]
@@ -909,7 +909,7 @@ RANKS = """
 def test_two_ranks_change_in_the_same_iteration(serves, tmp_path):
     changes = [asked.as_keys() for asked in CYCLE] * 2
     values = {"changes": changes, "tokens": TOKENS, "prompts": PROMPTS}
-    done = run_two_ranks(tmp_path, RANKS, timeout=400, **values)
+    done = run_ranks(2, tmp_path, RANKS, timeout=400, **values)
     [line] = [line for line in done.stdout.splitlines() if "REPORT " in line]
     ids, told, status = json.loads(line.partition("REPORT ")[2])
     assert ids == serves.expected
