@@ -42,6 +42,7 @@ SERVER = {
 KINDS: list[dict[str, Any]] = [
     {},
     {},
+    {"sampling_params": {"logit_bias": {"9": 3.0, "77": 4.0}}},
     {"sampling_params": {"min_p": 0.2}},
     {"sampling_params": {"regex": "(w4|w5|w6|w7)(w10|w11|w12|w13){5,60}"}},
     {"sampling_params": {"stop_token_ids": [*range(60, 90)]}},
@@ -49,11 +50,9 @@ KINDS: list[dict[str, Any]] = [
 ]
 if select(installed_release()).family != "0.5.9 to 0.5.11":
     KINDS.append({"return_logprob": True, "top_logprobs_num": 2})
-if not installed_release().startswith(("0.5.9", "0.5.10")):
+EARLY = installed_release().startswith(("0.5.9", "0.5.10"))
+if not EARLY:
     KINDS.append({"return_hidden_states": True})
-    # Up to 0.5.10 SGLang's verification leaves it out and its prefill does not, so that a request
-    # which is retracted, and prefilled anew, gets another token there.
-    KINDS.append({"sampling_params": {"logit_bias": {"9": 3.0, "77": 4.0}}})
 # What these return depends on chance, or on the steps.
 SAMPLED = {"temperature": 0.9, "sampling_params": {"top_k": 20, "top_p": 0.9}}
 PENALISED = {"sampling_params": {"frequency_penalty": 0.8, "repetition_penalty": 1.3}}
@@ -99,7 +98,10 @@ def load(
         # The tokens that a grammar leaves are as likely as each other to the tiny model. Alone the
         # first is taken; in a batch with sampling SGLang keeps all that tie, and draws.
         tied = sampled and "regex" in request.sampling_params
-        wanted.append(None if tied else expected[i])
+        # There the verification leaves the bias out and a prefill does not, so that a request which
+        # is retracted, and prefilled anew, gets another token.
+        biased = EARLY and "logit_bias" in request.sampling_params
+        wanted.append(None if tied or biased else expected[i])
     return requests, wanted
 
 

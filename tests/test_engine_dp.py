@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 from support.in_force import prompts, reference
-from support.ranks import free_ports, run_ranks
+from support.ranks import run_ranks
+from support.servers import free_port
 
 from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.exchange import Exchange, Verdict, Vote, combine, unpack
@@ -141,7 +142,7 @@ class Served:
             timeout=300,
             draft_state=draft_state,
             rounds=rounds,
-            port=free_ports(),
+            port=free_port(),
             lengths=list(LENGTHS),
             alone=ALONE,
             speaks_for_1=tp_size // 2,

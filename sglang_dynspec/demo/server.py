@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -21,8 +22,10 @@ HOST = "127.0.0.1"
 _POLL = 0.25  # s
 _HEALTH_TIMEOUT = 20.0  # s
 _TAIL_LINES = 25
-# From 0.5.11 to 0.5.16 SGLang wants another for gRPC, 10000 above (ServerArgs, SGLANG_GRPC_PORT).
-_HIGHEST_PORT = 55535
+_PORTS = range(10_000, 30_000)
+# ServerArgs: those of DP attention (ZMQ_TCP_PORT_DELTA and on), and from 0.5.11 to 0.5.16 one for
+# gRPC (SGLANG_GRPC_PORT).
+_DERIVED = (0, *range(233, 241), 10_000)
 
 # Not through a proxy that the environment may name.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -154,13 +157,25 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """Return a port on which nothing listens now, that SGLang takes."""
+    """Return a port on which nothing listens now, nor on those that SGLang derives from it.
+
+    It lies below those that systems hand out to connections: one of these, of the server itself,
+    could take it before SGLang does.
+    """
+    draw = random.SystemRandom()
     while True:
-        with socket.socket() as listener:
-            listener.bind((HOST, 0))
-            port: int = listener.getsockname()[1]
-        if port <= _HIGHEST_PORT:
+        port = draw.choice(_PORTS)
+        if all(_is_free(port + more) for more in _DERIVED):
             return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def _how_ended(pid: int) -> str | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import socket
 import subprocess
 import sys
 import textwrap
@@ -47,32 +45,6 @@ def run_ranks(
     )
     assert done.returncode == 0 or not succeeds, done.stdout + done.stderr
     return done
-
-
-def free_ports() -> int:
-    """A port for a server with DP attention, for which SGLang derives others from it.
-
-    All lie below those that the system hands out to connections: one of these, of this very server,
-    could take a derived one before SGLang does.
-    """
-    draw = random.SystemRandom()
-    while True:
-        port = draw.randrange(10_000, 30_000)
-        if all(_is_free(port + more) for more in (0, *_DERIVED)):
-            return port
-
-
-# ZMQ_TCP_PORT_DELTA of SGLang's server_args.py, and the ports from there on.
-_DERIVED = range(233, 241)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as listener:
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _with_tests() -> str:
