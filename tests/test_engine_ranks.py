@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import device
 from support.in_force import prompts, reference
 from support.ranks import run_ranks
 
@@ -213,6 +214,25 @@ def test_ranks_that_have_run_different_steps_are_found_out(tmp_path, expected):
     static = [step[2] for step in served.steps[0]].index("True")
     assert 50 <= static <= 62
     assert set(modes[static:]) == {"3"}
+
+
+@LONG_ONLY
+def test_auto_decides_for_all_with_steps_timed_on_each(tmp_path, expected):
+    top = """
+    observe_timings = controller.Controller.observe_timings
+
+    def observing(self, timings):
+        observe_timings(self, timings)
+        open(f"{FOLDER}/timed{rank()}", "w").close()
+
+    controller.Controller.observe_timings = observing
+    """
+    served = Served(tmp_path, "'auto'", top=textwrap.dedent(top))
+    assert served.ids == expected
+    assert served.status["state"] == "in_force"
+    assert len(served.modes()) > TOKENS // 4
+    # A CPU has no graphs to time.
+    assert len(list(tmp_path.glob("timed*"))) == 2 * device.ON_GPU
 
 
 @LONG_ONLY

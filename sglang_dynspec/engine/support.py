@@ -196,15 +196,8 @@ def _argument_refusals(server_args: Any) -> Iterator[str]:
     yield from _unsupported(server_args, _ARGUMENTS)
     if server_args.tp_size > 1:
         yield from _unsupported(server_args, _ARGUMENTS_OF_SEVERAL_RANKS)
-    replicas = attention_replicas(server_args)
-    if replicas > 1:
+    if attention_replicas(server_args) > 1:
         yield from _exchange_refusals()
-        # Ranks that do not agree hang: not before it has been seen to work there.
-        if server_args.device != "cpu":
-            yield (
-                "DP attention has been run on CPUs only so far; start the server without it "
-                f"({replicas} ranks of it)"
-            )
 
 
 def _unsupported(server_args: Any, arguments: tuple[tuple[str, object, str], ...]) -> Iterator[str]:

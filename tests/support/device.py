@@ -6,6 +6,10 @@ runs the engine tests on a GPU, with whatever SGLang is installed: real kernels,
 graphs, triton attention. SGLang's kernels for norms, activations and RoPE know 16 bits only, so
 these three layers run as SGLang's own PyTorch code: in float32 the built models' text is safe from
 rounding, and outputs can be compared token for token.
+
+On a machine with one GPU all ranks of a launch script share it. NCCL allows that to processes of
+different hosts, as which these then pass, connected through the loopback interface. Each collective
+takes some milliseconds there, in which the processes are switched: nothing to measure speed by.
 """
 
 from __future__ import annotations
@@ -19,7 +23,12 @@ from typing import Any
 from sglang_dynspec.testing import cpu_engine
 
 GRAPH_SIZES = [1, 2, 4, 8, 16]
-
+_ONE_GPU_ENVIRONMENT = {
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_IB_DISABLE": "1",
+    # Each rank sees the other's memory as taken.
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "0",
+}
 
 ON_GPU = os.environ.get("DYNSPEC_TEST_DEVICE") == "cuda"
 
@@ -37,6 +46,29 @@ def prepare_launch_script() -> None:
     if ON_GPU:
         prepare()
         _compute_in_pytorch()
+        if _one_gpu():
+            _share_gpu()
+
+
+def _one_gpu() -> bool:
+    import torch
+
+    return torch.cuda.device_count() == 1
+
+
+def _share_gpu() -> None:
+    """Place all ranks on the one GPU, this process as a host of its own."""
+    from sglang.srt.server_args import ServerArgs
+
+    os.environ["NCCL_HOSTID"] = f"process-{os.getpid()}"
+    check = ServerArgs.check_server_args
+
+    def check_as_apart(self: ServerArgs) -> None:
+        # SGLang's check is the last that is done with them, and takes no step of 0.
+        check(self)
+        object.__setattr__(self, "gpu_id_step", 0)
+
+    ServerArgs.check_server_args = check_as_apart
 
 
 def _take_gpu() -> None:
@@ -83,6 +115,7 @@ def _environment() -> dict[str, str]:
         "SGLANG_DISABLED_MODEL_ARCHS": ",".join(others),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **(_ONE_GPU_ENVIRONMENT if _one_gpu() else {}),
     }
 
 
@@ -98,6 +131,8 @@ def _gpu_arguments() -> dict[str, Any]:
         "disable_cuda_graph": False,
         **{name: True for name in without_prefill_graphs if name in known},
         next(name for name in graph_sizes if name in known): GRAPH_SIZES,
+        # Peers' memory is not to be had in one device.
+        "disable_custom_all_reduce": _one_gpu(),
     }
 
 
