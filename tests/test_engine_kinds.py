@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
+import torch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
 from support.in_force import InForce, ids, in_force, prompts
 from support.policies import Alternate, Toggle
@@ -59,6 +62,17 @@ if not OLDEST:
     KINDS["logprobs"] = {"return_logprob": True, "top_logprobs_num": 3}
 if select(installed_release()).returns_hidden_states:
     KINDS["hidden_states"] = {"return_hidden_states": True}
+EMBEDDINGS: dict[str, Any] = {}
+"""Embeddings in the place of a prompt's first tokens."""
+if find_spec("sglang.srt.managers.embed_types"):  # from 0.5.11 on
+    from sglang.srt.managers.embed_types import PositionalEmbeds
+
+    OTHERS = torch.linspace(-1, 1, 2 * 64).reshape(2, 64)
+    OVERRIDES = PositionalEmbeds(embeds=OTHERS, positions=[0, 1])
+    EMBEDDINGS["fields"] = {"positional_embed_overrides": OVERRIDES}
+if installed_release() == "0.5.23":
+    # Before, SGLang's verification puts them into the place of its tokens, too.
+    KINDS["embeddings"] = EMBEDDINGS
 STOP = {"sampling_params": {"stop": ["w10", "w33"]}}
 PENALTIES = {
     "sampling_params": {
@@ -68,22 +82,26 @@ PENALTIES = {
         "min_new_tokens": 8,
     }
 }
+OTHER_KINDS = {"none": {}, "penalties": PENALTIES, "stop": STOP}
 
 
-def requests(kind: dict[str, Any], count: int = 4) -> list[Request]:
+def requests(kind: dict[str, Any], count: int = 4, seed: int = 3) -> list[Request]:
     return [
         Request(input_ids=p, arrive_at_step=3 * i, **{"max_new_tokens": 30, **kind})
-        for i, p in enumerate(prompts(count, seed=3))
+        for i, p in enumerate(prompts(count, seed=seed))
     ]
 
 
 @pytest.fixture(scope="module")
 def without_speculation() -> dict[str, list[list[int]]]:
     with InProcessScheduler(None, **SERVER) as scheduler:
-        return {
+        outputs = {
             name: ids(scheduler.run(requests(kind)))
-            for name, kind in {"none": {}, "penalties": PENALTIES, "stop": STOP, **KINDS}.items()
+            for name, kind in {**OTHER_KINDS, **KINDS}.items()
         }
+        # Prompts that are not in the radix cache.
+        outputs["new_embeddings"] = ids(scheduler.run(requests(EMBEDDINGS, seed=33)))
+        return outputs
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +136,26 @@ def test_a_kind_under_toggling(server, without_speculation, kind):
         assert server.controller.failure is None
     if kind not in IGNORED:
         assert ids(theirs) == without_speculation[kind]
-    if kind in ("logit_bias", "regex", "ebnf", "stop_token", "custom_processor"):
+    if kind in ("logit_bias", "regex", "ebnf", "stop_token", "custom_processor", "embeddings"):
         assert without_speculation[kind] != without_speculation["none"]
+
+
+@pytest.mark.skipif(not EMBEDDINGS, reason="SGLang has had them since 0.5.11")
+def test_embeddings_of_a_prompt_are_of_that_alone(server, without_speculation, monkeypatch):
+    # A step with them runs without CUDA graphs, and on one rank of DP attention that hangs.
+    init_new, in_steps = ForwardBatch.init_new, []
+
+    def noting(batch: Any, runner: Any, *args: Any, **kwargs: Any) -> Any:
+        made = init_new(batch, runner, *args, **kwargs)
+        if made.forward_mode.is_decode():
+            in_steps.append(made.replace_embeds)
+        return made
+
+    monkeypatch.setattr(ForwardBatch, "init_new", noting)
+    outputs = server.run(Never(), requests(EMBEDDINGS, seed=33))
+    assert ids(outputs) == without_speculation["new_embeddings"]
+    assert in_steps
+    assert set(in_steps) == {None}
 
 
 def test_a_stop_string_ends_the_text(server, without_speculation):

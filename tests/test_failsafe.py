@@ -22,6 +22,7 @@ from sglang_dynspec.engine import (
     server_arguments,
     support,
 )
+from sglang_dynspec.engine.catch_up import CatchUp
 from sglang_dynspec.engine.decode_graph import PlainTarget
 from sglang_dynspec.engine.ranks import Agreement
 from sglang_dynspec.engine.temporarily import temporarily
@@ -222,6 +223,19 @@ def test_graphs_are_captured_anew_where_sglang_does_so(server, expected, monkeyp
         assert runtime.target.captured is not None
 
 
+def test_dp_attention_stays_static_with_hidden_states_of_another_size(
+    server, expected, monkeypatch
+):
+    current = install.runtime()
+    monkeypatch.setattr(current.dialect, "kept_hidden_size", lambda _: 16)
+    ring = CatchUp(current.dialect, current.worker, 1 << 20, replicas=2)
+    with temporarily(current, catch_up=ring):
+        outputs = server.run(Never(), REQUESTS)
+    assert ids(outputs) == expected
+    assert "SGLANG_DYNSPEC_DRAFT_STATE=warm" in server.controller.failure
+    assert server.steps(0) == 0
+
+
 def test_strict_does_not_do_without_graphs(server, captures_graphs):
     with pytest.raises(InstallError, match=r"OutOfMemoryError: no room.*--mem-fraction-static"):
         captures_graphs.capture(keep_hidden=False, strict=True)
@@ -350,6 +364,38 @@ def test_server_arguments_that_are_refused(shared, monkeypatch, name, value, say
     assert says in support.refusal(scheduler)
 
 
+@pytest.mark.parametrize(
+    ("decided", "says"),
+    [
+        ({"attn_cp_size": 2}, "--attn-cp-size is 2"),
+        ({"tp_size": 2, "moe_a2a_backend": "deepep"}, "--moe-a2a-backend is deepep"),
+        ({"speculative_use_rejection_sampling": True}, "--speculative-use-rejection-sampling"),
+    ],
+)
+def test_what_sglang_makes_of_the_arguments_is_looked_at(shared, monkeypatch, decided, says):
+    scheduler = shared.scheduler.scheduler
+    record = scheduler.server_args
+    if not hasattr(record, "resolve_once"):
+        pytest.skip("up to 0.5.18 that stands in the arguments themselves")
+    made = [*record._resolved_overrides, ("of a model", decided)]
+    monkeypatch.setattr(scheduler, "server_args", Overlaid(record, "_resolved_overrides", made))
+    assert says in support.refusal(scheduler)
+
+
+def test_as_many_ranks_of_dp_attention_as_sglang_has_made(shared, monkeypatch):
+    scheduler = shared.scheduler.scheduler
+    record = scheduler.server_args
+    if not hasattr(record, "resolve_once"):
+        pytest.skip("up to 0.5.18 that stands in the arguments themselves")
+    decided = {"tp_size": 4, "enable_dp_attention": True, "dp_size": 2}
+    made = [*record._resolved_overrides, ("of a model", decided)]
+    monkeypatch.setattr(scheduler, "server_args", Overlaid(record, "_resolved_overrides", made))
+    assert support.attention_replicas(record) == 1
+    exchange = install._exchange(scheduler, 3)
+    assert exchange is not None
+    assert install._ranks(scheduler, 3, Agreement()) is None
+
+
 @pytest.mark.parametrize("name", ["enable_dp_attention", "attn_dp_size"])
 def test_what_dp_attention_is_refused_with(shared, monkeypatch, name):
     scheduler = shared.scheduler.scheduler
@@ -361,6 +407,9 @@ def test_what_dp_attention_is_refused_with(shared, monkeypatch, name):
     assert support.refusal(scheduler) is None
     monkeypatch.setattr(scheduler, "server_args", Overlaid(two, "moe_a2a_backend", "deepep"))
     assert "--moe-a2a-backend is deepep" in support.refusal(scheduler)
+    of_draft = Overlaid(two, "speculative_moe_a2a_backend", "deepep")
+    monkeypatch.setattr(scheduler, "server_args", of_draft)
+    assert "--speculative-moe-a2a-backend is deepep" in support.refusal(scheduler)
     monkeypatch.setattr(scheduler, "server_args", Overlaid(two, "elastic_ep_backend", "mooncake"))
     assert "elastic EP" in support.refusal(scheduler)
     monkeypatch.setattr(scheduler, "server_args", two)

@@ -107,16 +107,26 @@ class CatchUp:
         worker: SGLang's EAGLEWorkerV2, or one derived from it.
         budget: bytes for the ring.
         most: tokens that SGLang prefills at once, or None.
+        replicas: ranks of DP attention.
 
     Raises:
         UnsupportedError: the budget does not suffice for one token a request.
     """
 
-    def __init__(self, dialect: Dialect, worker: Any, budget: int, most: int | None = None) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        worker: Any,
+        budget: int,
+        most: int | None = None,
+        *,
+        replicas: int = 1,
+    ) -> None:
         self._dialect = dialect
         self._worker = worker
         self._budget = budget
         self._most = most
+        self._replicas = replicas
         self.totals = Totals()
         self.running = False
         """Whether the draft is taking something in at the moment."""
@@ -255,7 +265,11 @@ class CatchUp:
             batch: the worker's batch, with the tokens of the prompts.
             hidden: the target's hidden states at all of them, shape (tokens, hidden size).
             drafted: whether the draft takes part; otherwise the end of each prompt is kept.
+
+        Raises:
+            UnsupportedError: with DP attention, hidden states of another size than expected.
         """
+        self._fit(hidden)
         lengths = self._dialect.prefill_lengths(batch)
         self._changes += 1
         for req, length in zip(batch.reqs, lengths, strict=True):
@@ -280,6 +294,28 @@ class CatchUp:
         ids = self._dialect.pending_tokens(batch.spec_info)
         self._put(batch.req_pool_indices, batch.seq_lens, ids, hidden)
 
+    def _fit(self, hidden: torch.Tensor | None) -> None:
+        """Let the ring take hidden states of this size, before the first of them are kept."""
+        expected = self._hidden.shape[-1]
+        size = expected if hidden is None else hidden.shape[-1]
+        if expected in (0, size):
+            return
+        # Another model than those that the dialect knows.
+        if self._replicas > 1:
+            # A rank without requests takes part in catching up with what it expects.
+            raise UnsupportedError(
+                f"the target's hidden states have {size} elements, and by the draft's "
+                f"configuration {expected}, which catch_up cannot do with under DP attention; "
+                "start the server with SGLANG_DYNSPEC_DRAFT_STATE=warm"
+            )
+        self._allocate(size)
+        logger.info(
+            "sglang_dynspec: the target's hidden states have %d elements: the draft can catch up "
+            "with the last %d tokens of each request.",
+            size,
+            self.tokens,
+        )
+
     def _keep_ends(self, batch: Any, hidden: torch.Tensor | None, lengths: Sequence[int]) -> None:
         kept = [min(length, self.tokens) for length in lengths]
         figures = torch.tensor([kept, lengths]).to(batch.seq_lens.device, non_blocking=True)
@@ -298,15 +334,6 @@ class CatchUp:
         ids: torch.Tensor,
         hidden: torch.Tensor | None,
     ) -> None:
-        if hidden is not None and self._hidden.shape[-1] not in (0, hidden.shape[-1]):
-            # Another model than those that the dialect knows; this is the first of it that is kept.
-            self._allocate(hidden.shape[-1])
-            logger.info(
-                "sglang_dynspec: the target's hidden states have %d elements: the draft can catch "
-                "up with the last %d tokens of each request.",
-                hidden.shape[-1],
-                self.tokens,
-            )
         if not self._hidden.shape[-1]:
             hidden = None
         self._keep(self._ids, self._hidden, pool, positions, ids, hidden)

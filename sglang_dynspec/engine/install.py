@@ -196,11 +196,17 @@ def _disagree(scheduler: Any) -> None:
         _say(logging.WARNING, message, exc_info=error)
 
 
+def _arguments(scheduler: Any) -> Any:
+    from sglang_dynspec.engine.server_arguments import in_effect
+
+    return in_effect(scheduler.server_args)
+
+
 def _agreement(scheduler: Any) -> Agreement:
     """Between the ranks of a tensor-parallel server, or of this one with itself."""
     from sglang_dynspec.engine.ranks import Agreement
 
-    if scheduler.server_args.tp_size == 1:
+    if _arguments(scheduler).tp_size == 1:
         return Agreement()
     from torch.distributed import get_rank, get_world_size
 
@@ -351,7 +357,7 @@ def _ranks(scheduler: Any, most: int, agreement: Agreement) -> Ranks | None:
     from sglang_dynspec.engine.ranks import Ranks
     from sglang_dynspec.engine.support import attention_replicas
 
-    arguments = scheduler.server_args
+    arguments = _arguments(scheduler)
     if arguments.tp_size == 1 or attention_replicas(arguments) > 1:
         return None
     return Ranks(get_rank(), most, agreement)
@@ -364,10 +370,11 @@ def _exchange(scheduler: Any, most: int) -> Exchange | None:
     from sglang_dynspec.engine.exchange import Exchange
     from sglang_dynspec.engine.support import attention_replicas
 
-    replicas = attention_replicas(scheduler.server_args)
+    arguments = _arguments(scheduler)
+    replicas = attention_replicas(arguments)
     if replicas == 1:
         return None
-    rank, within = divmod(get_rank(), scheduler.server_args.tp_size // replicas)
+    rank, within = divmod(get_rank(), arguments.tp_size // replicas)
     return Exchange(rank, most, leads=within == 0)
 
 
@@ -401,7 +408,7 @@ def _make_runtime(scheduler: Any, settings: Settings, agreement: Agreement) -> R
     warm = draft_state == "warm"
     target = PlainTarget(dialect, worker, agreement)
     draft_extend = DraftExtend(dialect, worker, agreement)
-    returned = dialect.returns_hidden_states and scheduler.server_args.enable_return_hidden_states
+    returned = dialect.returns_hidden_states and _arguments(scheduler).enable_return_hidden_states
     kept = catch_up is not None and dialect.keeps_hidden(worker)
     keep_hidden = returned or kept or (warm and draft_extend.reads_hidden)
     target.capture(keep_hidden=keep_hidden, strict=settings.strict)
@@ -489,6 +496,7 @@ def _ring(scheduler: Any, settings: Settings, agreement: Agreement) -> CatchUp |
 
     from sglang_dynspec.engine.capture import total_bytes
     from sglang_dynspec.engine.catch_up import CatchUp
+    from sglang_dynspec.engine.support import attention_replicas
 
     worker, budget = scheduler.draft_worker, settings.catch_up_bytes
     if budget is None:
@@ -497,7 +505,13 @@ def _ring(scheduler: Any, settings: Settings, agreement: Agreement) -> CatchUp |
     # What the draft takes in follows from the size, and has to be the same on all ranks.
     budget = min(agreement.together("the ring's size", budget))
     try:
-        return CatchUp(_state.dialect, worker, budget, scheduler.chunked_prefill_size)
+        return CatchUp(
+            _state.dialect,
+            worker,
+            budget,
+            scheduler.chunked_prefill_size,
+            replicas=attention_replicas(_arguments(scheduler)),
+        )
     except (OutOfMemoryError, UnsupportedError) as error:
         # Whoever names a size is to get it.
         if settings.strict or settings.catch_up_bytes:

@@ -15,7 +15,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_dynspec.engine import draft_state
 from sglang_dynspec.engine.catch_up import CatchUp
 from sglang_dynspec.engine.decode_graph import PlainTarget
-from sglang_dynspec.engine.dialect.base import Dialect, OnPublish, pad_rows
+from sglang_dynspec.engine.dialect.base import PROMPT_EMBEDDINGS, Dialect, OnPublish, pad_rows
 from sglang_dynspec.engine.dialect.verified import Barrier
 from sglang_dynspec.engine.draft_state import DraftExtend
 from sglang_dynspec.engine.temporarily import temporarily
@@ -133,6 +133,7 @@ def _as_plain_decode(dialect: Dialect, worker: Any, batch: Any, new_seq_lens: to
         "seq_lens": new_seq_lens,
         "spec_info": None,
         "spec_algorithm": SpeculativeAlgorithm.NONE,
+        **{name: None for name in PROMPT_EMBEDDINGS if hasattr(batch, name)},
     }
     # None where the attention backend works without host lengths.
     if batch.seq_lens_cpu is not None:

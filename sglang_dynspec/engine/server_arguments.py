@@ -73,15 +73,24 @@ def _parsed(words: Sequence[str]) -> Any:
         raise _refused(reason.strip() if found else asks) from None
 
 
-def _resolved(record: Any) -> Any:
-    # Up to 0.5.18 ServerArgs is complete when it is made. Later it keeps what was given, and what
-    # SGLang makes of that shows in a view.
+def in_effect(record: Any) -> Any:
+    """What SGLang has made of the arguments of a running server.
+
+    Args:
+        record: its ServerArgs. Up to 0.5.18 they are complete when they are made; later they keep
+            what was given, and what SGLang makes of that shows in a view.
+    """
     if not hasattr(record, "resolve_once"):
         return record
-    from sglang.srt.arg_groups.overrides import resolving_view
+    from sglang.srt.arg_groups.model_override_base import resolving_view
 
-    record.resolve_once()
     return resolving_view(record)
+
+
+def _resolved(record: Any) -> Any:
+    if hasattr(record, "resolve_once"):
+        record.resolve_once()
+    return in_effect(record)
 
 
 def _refused(reason: str) -> ConfigError:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from sglang_dynspec.engine.server_arguments import in_effect
+
 # (argument, value that is fine, sentence). Untested combinations are refused, not guessed at.
 _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
     ("pp_size", 1, "pipeline parallelism is not supported"),
@@ -33,13 +35,12 @@ _ARGUMENTS: tuple[tuple[str, object, str], ...] = (
     ),
 )
 
+_ALL_TO_ALL = "several ranks are supported without an all-to-all backend of experts only"
+
 # As above, for servers with several ranks.
 _ARGUMENTS_OF_SEVERAL_RANKS: tuple[tuple[str, object, str], ...] = (
-    (
-        "moe_a2a_backend",
-        "none",
-        "several ranks are supported without an all-to-all backend of experts only",
-    ),
+    ("moe_a2a_backend", "none", _ALL_TO_ALL),
+    ("speculative_moe_a2a_backend", "none", _ALL_TO_ALL),
     ("elastic_ep_backend", None, "several ranks are not supported together with elastic EP"),
 )
 
@@ -49,7 +50,7 @@ def refusal(scheduler: Any) -> str | None:
     return (
         _speculation_refusal(scheduler)
         or _worker_refusal(scheduler)
-        or next(_argument_refusals(scheduler.server_args), None)
+        or next(_argument_refusals(in_effect(scheduler.server_args)), None)
         or _model_refusal(scheduler)
     )
 
@@ -204,7 +205,7 @@ def _unsupported(server_args: Any, arguments: tuple[tuple[str, object, str], ...
     for name, fine, sentence in arguments:
         # A release without the argument cannot have it set.
         value = getattr(server_args, name, fine)
-        if value != fine and not (fine in (False, None) and not value):
+        if value != fine and not (fine in (False, None, "none") and not value):
             yield f"{sentence} (--{name.replace('_', '-')} is {value})"
 
 

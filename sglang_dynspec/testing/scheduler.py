@@ -49,6 +49,7 @@ class Request:
         return_hidden_states: ask for them, on a server with ``enable_return_hidden_states``.
         custom_logit_processor: its text, on a server with ``enable_custom_logit_processor``.
         sampling_params: any other sampling parameters of SGLang (top_k, stop_token_ids, ...).
+        fields: any other fields of SGLang's TokenizedGenerateReqInput.
         rid: the request's id; made when not given.
     """
 
@@ -64,6 +65,7 @@ class Request:
     return_hidden_states: bool = False
     custom_logit_processor: str | None = None
     sampling_params: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
     rid: str | None = None
 
 
@@ -388,7 +390,7 @@ def _generate_message(request: Request, rid: str, scheduler: Any) -> Any:
         fields.update(
             input_ids=array("q", request.input_ids), input_embeds=None, token_type_ids=None
         )
-    return TokenizedGenerateReqInput(**fields)
+    return TokenizedGenerateReqInput(**fields, **request.fields)
 
 
 def _abort_message(rid: str) -> Any:

@@ -22,13 +22,11 @@ from sglang_dynspec.engine.verified_counts import VerifiedCounts
 EXTEND_BACKEND = "draft_extend_attn_backend"
 EXTEND_GRAPHS = "cuda_graph_runner_for_draft_extend"
 
-LEFT_BY_PREFILL = (
-    "multimodal_inputs",
-    "input_embeds",
-    "replace_embeds",
-    "replace_positions",
-    "global_num_tokens",
-)
+PROMPT_EMBEDDINGS = ("input_embeds", "replace_embeds", "replace_positions")
+"""Of a prompt's tokens, as far as the release has them. Up to 0.5.22 SGLang leaves them on a batch
+that decodes under speculation, where they keep it from its graphs."""
+
+LEFT_BY_PREFILL = ("multimodal_inputs", *PROMPT_EMBEDDINGS, "global_num_tokens")
 """What a prefill may have left on a batch that decodes since, as far as the release has it."""
 
 OnPublish = Callable[[torch.Tensor], None]

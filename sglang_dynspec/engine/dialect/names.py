@@ -265,6 +265,12 @@ PARALLEL_FROM_0_5_21 = Name(
     "call",
     "which replica a scheduler is, for the status",
 )
+ARGUMENTS_IN_EFFECT_FROM_0_5_19 = Name(
+    "sglang.srt.arg_groups.model_override_base:resolving_view",
+    "call",
+    "what SGLang has made of its arguments (engine/server_arguments.py)",
+    parameters=("server_args",),
+)
 LAYOUT_BY_GROUP = Name(
     "sglang.srt.speculative.spec_utils:draft_tp_context",
     "call",

@@ -58,9 +58,13 @@ class SharedReadDialect(ScheduleBatchDialect):
 
 
 class LengthsOnKvDialect(SharedReadDialect):
-    """0.5.19 and 0.5.20: a request's lengths are on its `kv`."""
+    """0.5.19 and 0.5.20: a request's lengths are on its `kv`, and ServerArgs stay as given."""
 
     family = "0.5.19 to 0.5.20"
+    contract: ClassVar[tuple[Name, ...]] = (
+        *SharedReadDialect.contract,
+        names.ARGUMENTS_IN_EFFECT_FROM_0_5_19,
+    )
     instances: ClassVar[tuple[Instance, ...]] = (
         *names.INSTANCES_FROM_0_5_17,
         *names.LENGTHS_ON_KV,
@@ -83,6 +87,7 @@ class AttentionOwnerDialect(LengthsOnKvDialect):
         *names.VERIFIED_FROM_0_5_18,
         names.LAYOUT_BY_GROUP_AND_OWNER,
         names.PARALLEL_FROM_0_5_21,
+        names.ARGUMENTS_IN_EFFECT_FROM_0_5_19,
     )
 
     def dp_rank(self, scheduler: Any) -> int | None:
@@ -111,6 +116,7 @@ class WatermarkDialect(LengthsOnKvDialect):
         *names.VERIFIED_FROM_0_5_18,
         names.layout_by("owns_attention"),
         names.PARALLEL_FROM_0_5_21,
+        names.ARGUMENTS_IN_EFFECT_FROM_0_5_19,
     )
 
     def dp_rank(self, scheduler: Any) -> int | None:
@@ -144,4 +150,5 @@ class OwnDraftLayoutDialect(WatermarkDialect):
         *names.VERIFIED_FROM_0_5_18,
         names.layout_by("layout"),
         names.PARALLEL_FROM_0_5_21,
+        names.ARGUMENTS_IN_EFFECT_FROM_0_5_19,
     )
