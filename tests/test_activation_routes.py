@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 from support.interpreters import BOOTSTRAP, make_bare_python, on_path
-from support.servers import free_port, running_server
+from support.servers import running_server
 
 import sglang_dynspec
 from sglang_dynspec.testing import cpu_engine
+from sglang_dynspec.testing.ports import free_port
 
 NEVER_VARIABLE = {"SGLANG_DYNSPEC_POLICY": "never"}
 PROMPT = [5, 6, 7, 8]

@@ -42,10 +42,11 @@ from sglang_dynspec.demo.prompts import text_prompts, token_prompts
 from sglang_dynspec.demo.report import Report
 from sglang_dynspec.demo.run import Outcome
 from sglang_dynspec.demo.sampler import run_sampled
-from sglang_dynspec.demo.server import ServerProcess, free_port
+from sglang_dynspec.demo.server import ServerProcess
 from sglang_dynspec.observe.plot import draw, thresholds
 from sglang_dynspec.observe.server_info import ModeCount, Status, StatusError
 from sglang_dynspec.observe.timeline import Interval, Sample, Timeline, TimelineError
+from sglang_dynspec.testing.ports import free_port
 
 POLICY = "batch_size(off_at=4, on_at=3)"
 

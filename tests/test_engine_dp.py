@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from support.in_force import prompts, reference
 from support.ranks import run_ranks
-from support.servers import free_port
 
 from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.exchange import Exchange, Verdict, Vote, combine, unpack
 from sglang_dynspec.errors import RanksError
+from sglang_dynspec.testing.ports import free_port
 from sglang_dynspec.testing.scheduler import Request
 
 ROUNDS = int(os.environ.get("DYNSPEC_TEST_ROUNDS", "1"))

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 import sglang_dynspec
-from sglang_dynspec.demo.server import HOST, ServerProcess, free_port
+from sglang_dynspec.demo.server import ServerProcess
 from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.testing import cpu_engine
+from sglang_dynspec.testing.ports import HOST, free_port
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 PACKAGE = Path(sglang_dynspec.__file__).parent

@@ -13,7 +13,8 @@ import sglang_dynspec
 from sglang_dynspec.demo.errors import UsageError
 from sglang_dynspec.demo.load import Stage
 from sglang_dynspec.demo.prompts import text_prompts, token_prompts
-from sglang_dynspec.demo.server import HOST, ServerProcess
+from sglang_dynspec.demo.server import ServerProcess
+from sglang_dynspec.testing.ports import HOST
 
 DEFAULT_POLICY = "batch_size(off_at=4, on_at=3)"
 DEFAULT_CLIENTS = (1, 3, 6, 8, 6, 3, 1)

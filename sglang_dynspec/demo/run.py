@@ -21,8 +21,9 @@ from sglang_dynspec.demo.plan import (
 )
 from sglang_dynspec.demo.report import Report
 from sglang_dynspec.demo.sampler import require_in_force, run_sampled
-from sglang_dynspec.demo.server import ServerProcess, free_port
+from sglang_dynspec.demo.server import ServerProcess
 from sglang_dynspec.observe.timeline import Timeline
+from sglang_dynspec.testing.ports import free_port
 
 _T = TypeVar("_T")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -17,15 +15,11 @@ from types import TracebackType
 from typing import IO
 
 from sglang_dynspec.demo.errors import DemoError
+from sglang_dynspec.testing.ports import HOST
 
-HOST = "127.0.0.1"
 _POLL = 0.25  # s
 _HEALTH_TIMEOUT = 20.0  # s
 _TAIL_LINES = 25
-_PORTS = range(10_000, 30_000)
-# ServerArgs: those of DP attention (ZMQ_TCP_PORT_DELTA and on), and from 0.5.11 to 0.5.16 one for
-# gRPC (SGLANG_GRPC_PORT).
-_DERIVED = (0, *range(233, 241), 10_000)
 
 # Not through a proxy that the environment may name.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -154,28 +148,6 @@ class ServerProcess:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         shown = "\n".join(f"  | {line}" for line in lines[-_TAIL_LINES:])
         return f"The end of {self.log}:\n{shown or '  (it is empty)'}"
-
-
-def free_port() -> int:
-    """Return a port on which nothing listens now, nor on those that SGLang derives from it.
-
-    It lies below those that systems hand out to connections: one of these, of the server itself,
-    could take it before SGLang does.
-    """
-    draw = random.SystemRandom()
-    while True:
-        port = draw.choice(_PORTS)
-        if all(_is_free(port + more) for more in _DERIVED):
-            return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as listener:
-        try:
-            listener.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def _how_ended(pid: int) -> str | None:

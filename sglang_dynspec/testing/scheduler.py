@@ -23,6 +23,7 @@ from typing import Any
 
 from sglang_dynspec.errors import DynspecError, UnsupportedError
 from sglang_dynspec.testing import cpu_engine
+from sglang_dynspec.testing.ports import free_port
 
 __all__ = ["InProcessScheduler", "Output", "Request", "UnfinishedError"]
 
@@ -403,7 +404,8 @@ def _abort_message(rid: str) -> Any:
 def _build_scheduler(arguments: dict[str, Any]) -> Any:
     from sglang.srt.server_args import PortArgs, ServerArgs
 
-    server_args = ServerArgs(**arguments)
+    # SGLang draws one from `random`, which it has seeded: processes side by side would draw alike.
+    server_args = ServerArgs(**{"nccl_port": free_port(), **arguments})
     import sglang.srt.managers.scheduler as scheduler_module
 
     if hasattr(server_args, "resolve"):

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sglang_dynspec.demo.server import HOST, ServerProcess, free_port
+from sglang_dynspec.demo.server import ServerProcess
 from sglang_dynspec.testing import cpu_engine
-
-__all__ = ["Server", "free_port", "running_server"]
+from sglang_dynspec.testing.ports import HOST, free_port
 
 READY_WITHIN = 300.0  # seconds
 
