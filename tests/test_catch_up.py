@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.in_force import (
-    SERVERS,
+    MTP_SERVERS,
+    OVERLAPS,
     InForce,
     ids,
     in_force,
@@ -39,7 +40,7 @@ ONE_BY_ONE = [
     for i, p in enumerate(prompts(5, seed=4))
 ]
 # Each algorithm once, one of them without the overlap scheduler where that can be.
-CASES = [SERVERS[0], SERVERS[-1], ("STANDALONE", True)]
+CASES = [("EAGLE", True), ("EAGLE3", OVERLAPS[-1]), ("STANDALONE", True), *MTP_SERVERS]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from support.ranks import run_ranks
 from sglang_dynspec.engine.dialect import installed_release
 from sglang_dynspec.engine.exchange import Exchange, Verdict, Vote, combine, unpack
 from sglang_dynspec.errors import RanksError
+from sglang_dynspec.testing import cpu_engine
 from sglang_dynspec.testing.ports import free_port
 from sglang_dynspec.testing.scheduler import Request
 
@@ -95,9 +96,10 @@ SCRIPT = """
 
     def serve():
         import sglang
+        targets = {{"EAGLE3": dict(model_path=str(make_models().qwen3)), "NEXTN": {{}}}}
         arguments = cpu_engine.server_args(
-            "EAGLE3",
-            model_path=str(make_models().qwen3),
+            {algorithm!r},
+            **targets[{algorithm!r}],
             tp_size={tp_size},
             dp_size=2,
             enable_dp_attention=True,
@@ -134,12 +136,20 @@ def expected() -> list[list[int]]:
 class Served:
     """What came of a run of the launch script."""
 
-    def __init__(self, folder: Path, draft_state: str, rounds: int, tp_size: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        draft_state: str,
+        rounds: int,
+        tp_size: int = 2,
+        algorithm: str = "EAGLE3",
+    ) -> None:
         done = run_ranks(
             tp_size,
             folder,
             SCRIPT,
             timeout=300,
+            algorithm=algorithm,
             draft_state=draft_state,
             rounds=rounds,
             port=free_port(),
@@ -210,6 +220,17 @@ def test_random_modes_with_a_warm_draft(tmp_path, expected):
     served = Served(tmp_path, "warm", ROUNDS)
     assert served.ids == [expected] * (ROUNDS + 1)
     assert served.heard()
+
+
+@pytest.mark.skipif(not cpu_engine.has_mtp(), reason="no MTP layer in this SGLang")
+@pytest.mark.parametrize("draft_state", ["catch_up", pytest.param("warm", marks=LONG_ONLY)])
+def test_a_draft_whose_layers_gather_the_tokens_of_all_ranks(tmp_path, expected, draft_state):
+    """A mixture of experts and its MTP layer: a rank that leaves out a forward pass of the draft
+    leaves the others waiting."""
+    served = Served(tmp_path, draft_state, ROUNDS, algorithm="NEXTN")
+    assert served.ids == [expected] * (ROUNDS + 1)
+    heard = served.heard()
+    assert {"0", "3"} == {num_steps for num_steps, _, _ in heard}
 
 
 VOTES = [

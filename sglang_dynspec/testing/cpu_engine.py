@@ -1,4 +1,4 @@
-"""Unmodified SGLang with EAGLE, EAGLE-3 or STANDALONE on a CPU, for tests and for trying it out.
+"""Unmodified SGLang with EAGLE, EAGLE-3, MTP or STANDALONE on a CPU, for tests and to try it out.
 
 Every process needs two things: the environment of :func:`environment`, and :func:`install` at
 interpreter start, before SGLang is imported. With sglang_dynspec installed the second follows from
@@ -27,6 +27,7 @@ from typing import Any
 __all__ = [
     "command_line",
     "environment",
+    "has_mtp",
     "install",
     "server_args",
     "speculates_without_overlap",
@@ -74,7 +75,8 @@ def server_args(
     """Keyword arguments of ``sglang.Engine`` or ``ServerArgs`` for a tiny server.
 
     Args:
-        algorithm: None (no speculation), "EAGLE", "EAGLE3" or "STANDALONE".
+        algorithm: None (no speculation), "EAGLE", "EAGLE3", "STANDALONE" or "NEXTN": a mixture of
+            experts with an MTP layer, see :func:`has_mtp`.
         num_steps: draft steps, so ``num_steps + 1`` draft tokens.
         overlap: the overlap scheduler. Up to 0.5.12 SGLang speculates without it in an older
             worker, see :func:`speculates_without_overlap`.
@@ -83,7 +85,8 @@ def server_args(
 
     Raises:
         ValueError: an algorithm that the CPU engine has no draft for.
-        UnsupportedError: speculation without overlap where that is not EAGLEWorkerV2's.
+        UnsupportedError: speculation without overlap where that is not EAGLEWorkerV2's, or MTP
+            where SGLang has none.
     """
     if algorithm is not None and not overlap and not speculates_without_overlap():
         from sglang_dynspec.errors import UnsupportedError
@@ -92,12 +95,19 @@ def server_args(
             "SGLang up to 0.5.12 runs EAGLEWorkerV2 under the overlap scheduler only; "
             "leave overlap=True, or use 0.5.13 or later"
         )
+    if algorithm == "NEXTN" and not has_mtp():
+        from sglang_dynspec.errors import UnsupportedError
+
+        raise UnsupportedError(
+            "SGLang up to 0.5.12 has no MTP layer for a Qwen3 mixture of experts; take another "
+            "algorithm, or use 0.5.13 or later"
+        )
     if models is None:
         from sglang_dynspec.testing.models import make_models
 
         models = make_models()
     arguments: dict[str, Any] = {
-        "model_path": str(models.target),
+        "model_path": str(models.qwen3_moe if algorithm == "NEXTN" else models.target),
         "device": "cpu",
         "dtype": "float32",
         "attention_backend": "torch_native",
@@ -117,6 +127,7 @@ def server_args(
             "EAGLE": models.eagle,
             "EAGLE3": models.eagle3,
             "STANDALONE": models.standalone,
+            "NEXTN": models.mtp,
         }
         if algorithm not in drafts:
             raise ValueError(f"algorithm must be None or in {list(drafts)}, not {algorithm!r}")
@@ -155,6 +166,16 @@ def speculates_without_overlap() -> bool:
     from sglang_dynspec.testing._cpu import v0_5_9
 
     return _family() is not v0_5_9
+
+
+def has_mtp() -> bool:
+    """Whether the installed SGLang has an MTP layer (``Qwen3MoeForCausalLMMTP``) for a target that
+    the CPU engine makes: from 0.5.13 on.
+
+    Raises:
+        UnsupportedError: a release that the CPU engine does not know.
+    """
+    return speculates_without_overlap()  # the same releases, for reasons of their own
 
 
 def install() -> None:

@@ -1,4 +1,5 @@
-"""A tiny Llama, and an EAGLE, an EAGLE-3 and a standalone draft for it, made from a seed.
+"""A tiny Llama, and an EAGLE, an EAGLE-3 and a standalone draft for it, made from a seed; and the
+same target as a Qwen3 and as a mixture of experts with an MTP layer.
 
 The weights are not trained but built, so that greedy text is varied and safe from rounding, and so
 that a draft is right only while *all* of its inputs are right. A token is five small digits
@@ -43,14 +44,14 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 __all__ = ["DRAFT_VOCAB_OFFSET", "VOCAB_SIZE", "Models", "default_directory", "make_models"]
 
 # Change it with every change of the weights: it names the directory that make_models reuses.
-_RECIPE = 4
+_RECIPE = 5
 
 _DIGITS = {"a": 8, "b": 4, "c": 4, "d": 2, "e": 2}
 VOCAB_SIZE = math.prod(_DIGITS.values())  # 512
@@ -63,6 +64,7 @@ _E_LAG = 37  # a memory this long keeps greedy text out of short cycles
 
 _HIDDEN_SIZE, _HEADS, _KV_HEADS, _HEAD_DIM, _INTERMEDIATE = 64, 4, 2, 32, 64
 _STANDALONE_LAYERS = 2
+_EXPERTS, _EXPERTS_A_TOKEN = 4, 2
 _TARGET_LAYERS = 4  # the fewest from which EAGLE-3 can take three layers' hidden states
 _ROPE_THETA = 1e6
 _MAX_POSITIONS = 2048
@@ -108,6 +110,7 @@ _LAYER1_NORM2 = _EMBEDDING_NORM2 + 3  # and d, e, before_c
 _TARGET_NORM2 = _LAYER1_NORM2 + 2  # and b, c
 _NOISE_NORM2 = 2.0
 _DRAFT_NORM2 = 7.0  # a to e, in_c, in_d
+_MTP_NORM2 = 20.0  # a, d, e, in_b, in_c, in_d, before_c, twelve bits, the constant
 
 _SPECIAL_TOKENS = {"<s>": 0, "</s>": 1, "<unk>": 2, "<pad>": 3}
 
@@ -122,6 +125,10 @@ class Models:
     standalone: Path
     qwen3: Path | None = None
     """The same target as a Qwen3, which SGLang can run with DP attention; Llama it cannot."""
+    qwen3_moe: Path | None = None
+    """The same target as a mixture of experts, whose layers gather the tokens of all ranks."""
+    mtp: Path | None = None
+    """Its multi-token prediction draft (SGLang has the class from 0.5.13 on), as sparse as it."""
 
 
 def default_directory() -> Path:
@@ -142,7 +149,7 @@ def make_models(directory: str | os.PathLike[str] | None = None, seed: int = 0) 
     """
     base = default_directory() if directory is None else Path(directory)
     home = base / f"recipe{_RECIPE}-seed{seed}"
-    names = ("target", "eagle", "eagle3", "standalone", "qwen3")
+    names = [field.name for field in fields(Models)]
     models = Models(**{name: home / name for name in names})
     if home.is_dir():
         return models
@@ -199,7 +206,30 @@ def _write_all(home: Path, seed: int) -> None:
         model_type="qwen3",
         num_hidden_layers=_TARGET_LAYERS,
     )
-    for target in ("target", "qwen3"):
+    sparse: dict[str, Any] = {
+        "model_type": "qwen3_moe",
+        "num_experts": _EXPERTS,
+        "num_experts_per_tok": _EXPERTS_A_TOKEN,
+        "moe_intermediate_size": _INTERMEDIATE,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
+    _write_model(
+        home / "qwen3_moe",
+        weights.qwen3_moe(),
+        architectures=["Qwen3MoeForCausalLM"],
+        num_hidden_layers=_TARGET_LAYERS,
+        **sparse,
+    )
+    _write_model(
+        home / "mtp",
+        weights.mtp(),
+        architectures=["Qwen3MoeForCausalLMMTP"],
+        num_hidden_layers=1,
+        **sparse,
+    )
+    for target in ("target", "qwen3", "qwen3_moe"):
         _write_tokenizer(home / target)
 
 
@@ -246,27 +276,24 @@ class _Weights:
         """
         weights = self.target()
         for layer in range(_TARGET_LAYERS):
-            # Of a key's elements the constants count, and they are all 1 or -1.
-            key = math.sqrt((len(_LAG_PAIRS) + 1 + _KIND_BITS) / _HEAD_DIM)
             query = {0: _LAG_QUERY, 1: _KIND_QUERY}.get(layer)
-            prefix = f"model.layers.{layer}.self_attn."
-            if query is None:
-                key, query = 1.0, 1.0
-            weights[prefix + "k_norm.weight"] = self._torch.full((_HEAD_DIM,), key)
-            weights[prefix + "q_norm.weight"] = self._torch.full((_HEAD_DIM,), query)
+            weights.update(self._query_key_norms(f"model.layers.{layer}.self_attn.", query))
+        return weights
+
+    def qwen3_moe(self) -> dict[str, Any]:
+        """The Qwen3 target with experts for MLPs, each of them some random block of its own."""
+        weights = {name: w for name, w in self.qwen3().items() if ".mlp." not in name}
+        for layer in range(_TARGET_LAYERS):
+            scale = 0.0 if layer == 0 else _NOISE
+            weights.update(self._experts(f"model.layers.{layer}.mlp.", scale))
         return weights
 
     def eagle(self) -> dict[str, Any]:
         """EAGLE: hidden = fc([embedding, hidden]); shares embedding and head with the target."""
-        fc = self._zeros(_HIDDEN_SIZE, 2 * _HIDDEN_SIZE)
-        for name in ("a", "in_b", "in_c", "in_d", "key_b", "key_c", "query_b", "query_c", "one"):
-            self._copy(fc, name, name)
-        self._copy(fc, "d", "in_d", source_offset=_HIDDEN_SIZE)
-        self._copy(fc, "before_c", "in_c", source_offset=_HIDDEN_SIZE)
         bias = self._zeros(_HIDDEN_SIZE)
         bias[_LAYOUT["e"][0]] = 1.0
         weights = {
-            "fc.weight": fc,
+            "fc.weight": self._token_and_hidden(),
             "fc.bias": bias,
             "embed_tokens.weight": self._embedding,
             "layers.0.post_attention_layernorm.weight": self._norm(_TARGET_NORM2),
@@ -274,6 +301,28 @@ class _Weights:
         mlp = self._random_mlp(_NOISE)
         weights.update({f"layers.0.self_attn.{k}": v for k, v in self._content_heads().items()})
         weights.update({f"layers.0.mlp.{k}": v for k, v in mlp.items()})
+        return weights
+
+    def mtp(self) -> dict[str, Any]:
+        """Multi-token prediction: EAGLE's rule, with norms all over and experts for an MLP.
+
+        The classes of SGLang share embedding and head with the target.
+        """
+        fc = self._token_and_hidden()
+        fc[_LAYOUT["e"][0], _LAYOUT["one"][0]] = 1.0  # for EAGLE's bias
+        layer = "mtp.layers.0."
+        weights = {
+            "mtp.fc.weight": fc,
+            "mtp.pre_fc_norm_embedding.weight": self._norm(_EMBEDDING_NORM2),
+            "mtp.pre_fc_norm_hidden.weight": self._norm(_TARGET_NORM2),
+            "mtp.norm.weight": self._norm(_MTP_NORM2 + 2),  # and b, c
+            f"{layer}input_layernorm.weight": self._norm(_MTP_NORM2),
+            f"{layer}post_attention_layernorm.weight": self._norm(_MTP_NORM2 + 2),
+        }
+        attention = self._content_heads()
+        weights.update({f"{layer}self_attn.{k}": v for k, v in attention.items()})
+        weights.update(self._query_key_norms(f"{layer}self_attn.", _KIND_QUERY))
+        weights.update(self._experts(f"{layer}mlp.", _NOISE))
         return weights
 
     def eagle3(self) -> dict[str, Any]:
@@ -408,6 +457,34 @@ class _Weights:
             "v_proj.weight": self._linear(_KV_HEADS * _HEAD_DIM, _HIDDEN_SIZE, 1.0),
             "o_proj.weight": self._linear(_HIDDEN_SIZE, _HEADS * _HEAD_DIM, _NOISE),
         }
+
+    def _query_key_norms(self, prefix: str, query: float | None) -> dict[str, Any]:
+        """Norms of heads by rule with queries of this root mean square; None: of random heads."""
+        key = 1.0
+        if query is not None:
+            # Of a key's elements the constants count, and they are all 1 or -1.
+            key = math.sqrt((len(_LAG_PAIRS) + 1 + _KIND_BITS) / _HEAD_DIM)
+        return {
+            f"{prefix}k_norm.weight": self._torch.full((_HEAD_DIM,), key),
+            f"{prefix}q_norm.weight": self._torch.full((_HEAD_DIM,), query or 1.0),
+        }
+
+    def _token_and_hidden(self) -> Any:
+        """What a draft takes from [embedding of the token, hidden state before it]."""
+        fc = self._zeros(_HIDDEN_SIZE, 2 * _HIDDEN_SIZE)
+        for name in ("a", "in_b", "in_c", "in_d", "key_b", "key_c", "query_b", "query_c", "one"):
+            self._copy(fc, name, name)
+        self._copy(fc, "d", "in_d", source_offset=_HIDDEN_SIZE)
+        self._copy(fc, "before_c", "in_c", source_offset=_HIDDEN_SIZE)
+        return fc
+
+    def _experts(self, prefix: str, scale: float) -> dict[str, Any]:
+        """Random blocks, and a router that has each token go to some of them."""
+        weights = {f"{prefix}gate.weight": self._linear(_EXPERTS, _HIDDEN_SIZE, 2.0)}
+        for expert in range(_EXPERTS):
+            mlp = self._random_mlp(scale)
+            weights.update({f"{prefix}experts.{expert}.{k}": v for k, v in mlp.items()})
+        return weights
 
     def _random_mlp(self, scale: float) -> dict[str, Any]:
         return {
@@ -586,7 +663,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     models = make_models(options.directory, seed=options.seed)
-    print(models.target, models.eagle, models.eagle3, models.standalone, sep="\n")
+    print(*vars(models).values(), sep="\n")
 
 
 if __name__ == "__main__":

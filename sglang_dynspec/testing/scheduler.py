@@ -123,7 +123,7 @@ class InProcessScheduler:
     """A Scheduler of the installed SGLang in this process.
 
     Args:
-        algorithm: None, "EAGLE", "EAGLE3" or "STANDALONE".
+        algorithm: None, "EAGLE", "EAGLE3", "NEXTN" or "STANDALONE".
         num_steps: draft steps.
         overlap: run ``event_loop_overlap`` (True) or ``event_loop_normal``.
         models: see :func:`.cpu_engine.server_args`.

@@ -20,6 +20,8 @@ from sglang_dynspec.testing.scheduler import InProcessScheduler, Output, Request
 
 OVERLAPS = (True, False) if cpu_engine.speculates_without_overlap() else (True,)
 SERVERS = [(algorithm, overlap) for algorithm in ("EAGLE", "EAGLE3") for overlap in OVERLAPS]
+MTP_SERVERS = [("NEXTN", True)] if cpu_engine.has_mtp() else []
+SERVERS += MTP_SERVERS
 
 
 def server_name(server: tuple[str, bool]) -> str:

@@ -55,6 +55,7 @@ class CpuAttentionBackend(AttentionBackend):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.device = runner.device
+        self.token_to_kv_pool = runner.token_to_kv_pool  # 0.5.17 and later look for it here
         self._runner = runner
         self._draft_step = draft_step
         self._topk = topk

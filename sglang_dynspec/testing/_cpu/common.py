@@ -5,14 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 import pkgutil
+from pathlib import Path
 from typing import Any
 
 from sglang_dynspec.testing._cpu.hooks import Patches
 
 patches = Patches()
 
-_ALSO = ("qwen2", "qwen3")
-"""Model files beside Llama's: a target for DP attention, and what it imports."""
+_ALSO = ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_moe_mtp")
+"""Model files beside Llama's: targets for DP attention, what they import, and a draft."""
 
 
 @patches.after_import("torch")
@@ -32,13 +33,14 @@ def _ignore_streams(torch: Any) -> None:
         torch.cuda.synchronize = lambda device=None: None
 
 
-@patches.after_import("sglang.srt.models")
-def _load_few_models(package: Any) -> None:
+@patches.after_import("sglang.srt.environ")  # sglang.srt.models is no module that has a hook
+def _load_few_models(environ: Any) -> None:
     """Skip SGLang's other 200 model files, a quarter of a start; by its own switch.
 
     Set SGLANG_DISABLED_MODEL_ARCHS, to nothing if need be, to choose yourself.
     """
-    names = (module.name for module in pkgutil.iter_modules(package.__path__))
+    models = Path(environ.__file__).with_name("models")
+    names = (module.name for module in pkgutil.iter_modules([str(models)]))
     others = (name for name in names if not name.startswith("llama") and name not in _ALSO)
     os.environ.setdefault("SGLANG_DISABLED_MODEL_ARCHS", ",".join(others))
 
