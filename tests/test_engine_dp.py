@@ -17,7 +17,7 @@ import pytest
 from support.in_force import prompts, reference
 from support.ranks import run_ranks
 
-from sglang_dynspec.engine.dialect import installed_release
+from sglang_dynspec.engine.dialect import installed_release, select
 from sglang_dynspec.engine.exchange import Exchange, Verdict, Vote, combine, unpack
 from sglang_dynspec.errors import RanksError
 from sglang_dynspec.testing import cpu_engine
@@ -29,6 +29,7 @@ LONG = ROUNDS > 1
 LONG_ONLY = pytest.mark.skipif(
     not LONG, reason="a server start; DYNSPEC_TEST_ROUNDS=2 and more has it"
 )
+BUILDS = select(installed_release()).builds_steps
 LENGTHS = (10, 90, 30, 60, 20, 75)  # taken in turn: rank 0 is without requests for a while
 ALONE = 1  # and rank 1, while this one is run again by itself
 REQUESTS = [
@@ -122,7 +123,9 @@ SCRIPT = """
 
     if __name__ == "__main__":
         import sglang_dynspec
-        sglang_dynspec.activate(policy=Random(), draft_state={draft_state!r}, strict=True)
+        sglang_dynspec.activate(
+            policy=Random(), draft_state={draft_state!r}, steps={steps!r}, strict=True
+        )
         serve()
 """
 
@@ -143,6 +146,7 @@ class Served:
         rounds: int,
         tp_size: int = 2,
         algorithm: str = "EAGLE3",
+        steps: tuple[int, ...] = (),
     ) -> None:
         done = run_ranks(
             tp_size,
@@ -151,6 +155,7 @@ class Served:
             timeout=300,
             algorithm=algorithm,
             draft_state=draft_state,
+            steps=steps,
             rounds=rounds,
             port=free_port(),
             lengths=list(LENGTHS),
@@ -231,6 +236,14 @@ def test_a_draft_whose_layers_gather_the_tokens_of_all_ranks(tmp_path, expected,
     assert served.ids == [expected] * (ROUNDS + 1)
     heard = served.heard()
     assert {"0", "3"} == {num_steps for num_steps, _, _ in heard}
+
+
+@LONG_ONLY
+@pytest.mark.skipif(not BUILDS, reason="SGLang has no adaptive speculation yet")
+def test_draft_steps_between_none_and_all(tmp_path, expected):
+    served = Served(tmp_path, "catch_up", ROUNDS, algorithm="NEXTN", steps=(1, 2, 3))
+    assert served.ids == [expected] * (ROUNDS + 1)
+    assert {"0", "1", "2", "3"} == {num_steps for num_steps, _, _ in served.heard()}
 
 
 VOTES = [

@@ -438,7 +438,18 @@ def _tear_down(scheduler: Any) -> None:
     if hasattr(parallel_state, "_ATTN_TP"):
         parallel_state._ATTN_TP = None  # 0.5.9 forgets this one, an alias of a destroyed group
     parallel_state.destroy_distributed_environment()
+    _forget_experts()
     _thaw_flags()
+
+
+def _forget_experts() -> None:
+    """SGLang refuses to place a second model's experts in a process."""
+    from sglang.srt.eplb import expert_location
+
+    if hasattr(expert_location, "_global_expert_location_metadata"):  # up to 0.5.15
+        expert_location._global_expert_location_metadata = None
+    else:
+        expert_location.set_global_expert_location_metadata(None, allow_overwrite=True)
 
 
 def _thaw_flags() -> None:
